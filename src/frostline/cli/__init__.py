@@ -1,0 +1,1 @@
+"""The `frostline` command. Imported by nothing; heavy imports stay inside the functions."""

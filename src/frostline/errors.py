@@ -1,0 +1,99 @@
+"""Every exception that frostline raises on purpose, in one tree.
+
+    FrostlineError
+    ├── UsageError          (also ValueError)   arguments that cannot work; lists all that is wrong
+    ├── MissingExtra        (also ImportError)  an optional package is not installed
+    ├── StoreError                              something about a store on disk
+    │   ├── StoreCorrupt                        bytes, sizes or checksums are not what was written
+    │   ├── StoreVersion                        written in a format this version does not read
+    │   ├── StoreLocked                         another process is writing
+    │   ├── StoreFull                           the disk has no room
+    │   ├── KeyMissing      (also KeyError)     no such key
+    │   ├── KeyDuplicate                        the key is already in the store
+    │   └── FieldError                          no such field, or a value that does not fit it
+    └── FeedError                               reading ahead failed; names the key and the shard
+
+A message says what was attempted, what was given, what was expected, and what to do about it. The built-in
+bases are there so that code which catches `ValueError` or `KeyError` out of habit keeps working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class FrostlineError(Exception):
+    """The base of everything frostline raises on purpose.
+
+    >>> try:
+    ...     raise KeyMissing("Store 'feats' has no key 'clip-7'. `list(store.keys)` shows those it has.")
+    ... except FrostlineError as error:
+    ...     print(error)
+    Store 'feats' has no key 'clip-7'. `list(store.keys)` shows those it has.
+    """
+
+    def __str__(self) -> str:
+        # Without this, KeyMissing would print the repr of its message, as KeyError does.
+        return Exception.__str__(self)
+
+
+class UsageError(FrostlineError, ValueError):
+    """Arguments that cannot work. With `problems`, says everything that is wrong at once.
+
+    >>> print(UsageError("Feed(...) cannot start:", problems=["batch_size is 0", "rank 3 of world_size 2"]))
+    Feed(...) cannot start:
+      - batch_size is 0
+      - rank 3 of world_size 2
+    """
+
+    def __init__(self, message: str, *, problems: Iterable[str] = ()) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n  - ".join([message, *self.problems]))
+
+
+class MissingExtra(FrostlineError, ImportError):
+    """An optional package is not installed; the message is the command that installs it."""
+
+    @classmethod
+    def needed(cls, what: str, *, package: str, extra: str) -> MissingExtra:
+        """
+        >>> print(MissingExtra.needed("Exporting to Parquet", package="pyarrow", extra="parquet"))
+        Exporting to Parquet needs pyarrow: pip install 'frostline[parquet]'
+        """
+        return cls(f"{what} needs {package}: pip install 'frostline[{extra}]'")
+
+
+class StoreError(FrostlineError):
+    """Something about a store on disk."""
+
+
+class StoreCorrupt(StoreError):
+    """Bytes, sizes or checksums are not what was written."""
+
+
+class StoreVersion(StoreError):
+    """The store is in a format that this version of frostline does not read."""
+
+
+class StoreLocked(StoreError):
+    """Another process is writing to the store."""
+
+
+class StoreFull(StoreError):
+    """The disk has no room for what was to be written. Everything committed before is intact."""
+
+
+class KeyMissing(StoreError, KeyError):
+    """The store holds no row of that key."""
+
+
+class KeyDuplicate(StoreError):
+    """The key is already in the store; `replace` changes a row, `append` never does."""
+
+
+class FieldError(StoreError):
+    """The store has no such field, or a value does not fit the field's shape, dtype or codec."""
+
+
+class FeedError(FrostlineError):
+    """Reading ahead failed in a background thread; the message names the key and the shard."""

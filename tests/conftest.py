@@ -1,0 +1,36 @@
+"""What all tests share: `--full`, the markers `gpu` and `full`, and hypothesis without deadlines."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("hypothesis"):  # a machine with a GPU may have little else
+    from hypothesis import settings
+
+    # No deadline: time is never asserted, and a shared machine can stall any single example.
+    settings.register_profile("ci", deadline=None)
+    settings.load_profile("ci")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="also run the tests marked `full` (minutes)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _skip(items, "full", unless=lambda: config.getoption("--full"), reason="runs with --full only")
+    _skip(items, "gpu", unless=_has_cuda, reason="needs a CUDA device")
+
+
+def _skip(items: list[pytest.Item], marker: str, *, unless, reason: str) -> None:
+    marked = [item for item in items if item.get_closest_marker(marker)]
+    if marked and not unless():  # asked only when a test needs it: importing torch takes seconds
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
