@@ -1,0 +1,95 @@
+"""What reading gives back: `Batch` (named fields of rows) and `Ragged` (rows of different lengths)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Rows of different lengths, laid end to end: row `i` is `values[offsets[i]:offsets[i + 1]]`.
+
+    >>> r = Ragged(torch.tensor([1, 2, 3, 4, 5]), torch.tensor([0, 2, 5]))
+    >>> r.padded(value=-1).tolist()
+    [[1, 2, -1], [3, 4, 5]]
+    >>> [row.tolist() for row in r]
+    [[1, 2], [3, 4, 5]]
+    """
+
+    values: Tensor
+    offsets: Tensor
+
+    def __len__(self) -> int:
+        return self.offsets.numel() - 1
+
+    def __getitem__(self, i: int) -> Tensor:
+        n = len(self)
+        if not -n <= i < n:
+            raise IndexError(f"row {i} of a Ragged with {n} rows")
+        i %= n
+        return self.values[int(self.offsets[i]) : int(self.offsets[i + 1])]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        bounds = self.offsets.tolist()
+        for start, stop in pairwise(bounds):
+            yield self.values[start:stop]
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.offsets[1:] - self.offsets[:-1]
+
+    def padded(self, value: float = 0, multiple: int = 1, side: Literal["left", "right"] = "right") -> Tensor:
+        """One dense tensor `[rows, longest, …]`; the length is rounded up to a multiple of `multiple`."""
+        if multiple < 1:
+            raise ValueError(f"multiple must be at least 1, got {multiple}")
+        if side not in ("left", "right"):
+            raise ValueError(f"side must be 'left' or 'right', got {side!r}")
+        lengths = self.lengths
+        longest = int(lengths.max()) if len(self) else 0
+        width = -(-longest // multiple) * multiple
+        out = self.values.new_full((len(self), width, *self.values.shape[1:]), value)
+        row = torch.repeat_interleave(torch.arange(len(self), device=lengths.device), lengths)
+        column = torch.arange(self.values.shape[0], device=lengths.device) - self.offsets[:-1][row]
+        if side == "right":
+            out[row, column] = self.values
+        else:
+            out[row, column + (width - lengths)[row]] = self.values
+        return out
+
+    def nested(self) -> Tensor:
+        """The same rows as torch's jagged nested tensor (no copy)."""
+        nested: Tensor = torch.nested.nested_tensor_from_jagged(self.values, self.offsets)
+        return nested
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Ragged:
+        return Ragged(
+            self.values.to(device, non_blocking=non_blocking),
+            self.offsets.to(device, non_blocking=non_blocking),
+        )
+
+
+class Batch(dict[str, Any]):
+    """Named fields of several rows: tensors `[rows, …]`, `Ragged`, or lists for strings, bytes and JSON.
+
+    `keys_of_rows` names the rows; it is worked out when first asked for. (`keys()` is dict's: the field
+    names.)
+    """
+
+    def __init__(self, fields: dict[str, Any], keys: Sequence[str] | Callable[[], list[str]]) -> None:
+        super().__init__(fields)
+        self._keys = keys
+
+    @property
+    def keys_of_rows(self) -> list[str]:
+        if callable(self._keys):
+            self._keys = self._keys()
+        return list(self._keys)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Batch, (dict(self), self.keys_of_rows))

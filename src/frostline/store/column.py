@@ -1,0 +1,236 @@
+"""Reading one field: from row numbers to bytes in a buffer, by the mapped file or by `preadv`."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from frostline.errors import FieldError, StoreCorrupt
+from frostline.store import region
+from frostline.store.field import Part
+from frostline.store.manifest import Column
+from frostline.store.runs import Array
+from frostline.store.shard import Shard, open_shard
+from frostline.store.snapshot import Snapshot
+
+# Rows from here on are copied one by one; smaller ones in one go, as a Python step a row would cost more
+# than its bytes.
+_BIG_ROW = 16 << 10
+
+
+def touched(shards: Array) -> Array:
+    """Which shards occur, ascending (np.unique sorts; this only counts)."""
+    return np.flatnonzero(np.bincount(shards)) if len(shards) else shards
+
+
+_alive: weakref.WeakSet[ColumnReader] = weakref.WeakSet()
+
+
+class ColumnReader:
+    """The rows of one field in one snapshot. Safe to use from many threads and after a fork."""
+
+    def __init__(self, snapshot: Snapshot, column: Column, *, verify: bool = False) -> None:
+        self.snapshot = snapshot
+        self.column = column
+        self.spec = column.field
+        self.table = snapshot.files(column)
+        self.verify = verify
+        self._open: OrderedDict[int, Shard] = OrderedDict()
+        self._lock = threading.Lock()
+        _alive.add(self)
+        self._pid = os.getpid()
+        self._all_dense = bool(self.table.dense.all())
+        self._flat: Array | None = None
+        self._region: region.Region | None = None
+        self._placed = np.zeros(len(self.table.rows), bool)
+
+    def shard(self, number: int) -> Shard:
+        if self._pid != os.getpid():  # forked: the parent's threads may have held the lock
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        with self._lock:
+            found = self._open.get(number)
+            if found is not None:
+                self._open.move_to_end(number)
+                return found
+        opened = open_shard(self.snapshot.root, self.column, self.table, number, self.snapshot.rows_per_shard)
+        with self._lock:
+            self._open[number] = opened
+            while len(self._open) > self.most_open:
+                self._open.popitem(last=False)  # views keep their mapping alive; the last one closes it
+        return opened
+
+    @property
+    def most_open(self) -> int:
+        """Shards kept open. Each takes two descriptors (its own and the mapping's); all readers share half
+        the limit."""
+        return max(1, min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4 // max(1, len(_alive))))
+
+    def present(self, rows: Array) -> Array:
+        """Which of these rows this field has (an extension may be under way, or have failed on some)."""
+        return self._places(rows)[1] >= 0
+
+    def locate(self, rows: Array) -> tuple[Array, Array]:
+        """(shard, place in its file) of each row; FieldError when one is not there."""
+        shards, places = self._places(rows)
+        if len(places) and int(places.min()) < 0:
+            missing = rows[places < 0]
+            keys = self.snapshot.keys(self.snapshot.positions_of_rows(missing[:3]))
+            raise FieldError(
+                f"Field {self.column.name!r} is missing in {len(missing):,} of the rows asked for, among "
+                f"them {keys}. "
+                f"Complete it with fl.Store.extend, or leave the field out."
+            )
+        return shards, places
+
+    def _places(self, rows: Array) -> tuple[Array, Array]:
+        size = self.snapshot.rows_per_shard
+        shards, places = rows // size, rows % size
+        files = self.table.at(shards)
+        if not len(self.table.shard):
+            return shards, files
+        # −1 picks the last file here; those rows are −1 in the end all the same
+        places = np.where((files >= 0) & (places < self.table.rows[files]), places, -1)
+        for file in np.unique(files[(files >= 0) & (self.table.dense[files] == 0)]):
+            mine = np.flatnonzero(files == file)
+            held = self.shard(int(self.table.shard[file])).rows
+            local = rows[mine] % size
+            found = np.minimum(np.searchsorted(held, local), len(held) - 1)
+            places[mine] = np.where(held[found] == local, found, -1)
+        return shards, places
+
+    def lengths(self, shards: Array, places: Array) -> Array:
+        """Ragged rows' lengths."""
+        out = np.empty(len(shards), np.int64)
+        for shard in touched(shards):
+            mine = np.flatnonzero(shards == shard)
+            offsets = self.shard(int(shard)).offsets
+            if offsets is None:
+                raise StoreCorrupt(f"Field {self.column.name!r}: shard {shard} has no offsets.")
+            at = places[mine]
+            out[mine] = offsets[at + 1] - offsets[at]
+        return out
+
+    # copying into a buffer. `out` is [rows, width] bytes for fixed parts, [items, width] for ragged ones
+
+    def copy(
+        self,
+        part: Part,
+        shards: Array,
+        places: Array,
+        out: Array,
+        *,
+        chosen: Array | None = None,
+        direct: bool = False,
+    ) -> None:
+        """Rows of a fixed part. `chosen` [rows, k]: only these lines of the first dimension. `direct`:
+        preadv."""
+        if chosen is None and not direct and part.width < _BIG_ROW:
+            self._copy_small(part, shards, places, out)
+        else:
+            length = self.spec.item_shape[0] if chosen is not None else 1
+            for i, (shard, place) in enumerate(zip(shards.tolist(), places.tolist(), strict=True)):
+                source = self.shard(shard)
+                if chosen is not None:
+                    self._copy_lines(
+                        source, part, place * length, part.width // length, chosen[i], out[i], direct
+                    )
+                elif direct:
+                    _pread(source, part, place, out[i])
+                else:
+                    out[i] = source.view(part)[place]
+        if self.verify and part.name == "values":
+            self._verify(shards, places)
+
+    def _copy_small(self, part: Part, shards: Array, places: Array, out: Array) -> None:
+        slot_bytes = self.snapshot.rows_per_shard * part.width
+        if part.name == "values" and region.possible(len(self._placed), slot_bytes):
+            slots = self.table.at(shards)
+            flat = self._map_shards(part, slots, slot_bytes)
+            np.take(flat, slots * self.snapshot.rows_per_shard + places, axis=0, out=out, mode="clip")
+            return
+        order = np.argsort(shards, kind="stable")
+        for mine in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
+            if len(mine):
+                out[mine] = self.shard(int(shards[mine[0]])).view(part)[places[mine]]
+
+    def _map_shards(self, part: Part, slots: Array, slot_bytes: int) -> Array:
+        """The field's values as one array, one slot a file, with at least these files in it."""
+        if self._flat is None or not self._placed[slots].all():
+            missing = touched(slots[~self._placed[slots]])
+            fresh = {int(slot): self.shard(int(self.table.shard[slot])) for slot in missing}
+            with self._lock:
+                if self._flat is None:
+                    self._region = region.Region(len(self._placed), slot_bytes)
+                    self._flat = self._region.array(part.width)
+                for slot, source in fresh.items():
+                    entry = source.entries[part.name]
+                    if self._region is not None and not self._placed[slot]:
+                        self._region.place(slot, source.fd, entry.start, entry.stop - entry.start)
+                        self._placed[slot] = True
+        return self._flat
+
+    def _copy_lines(
+        self, source: Shard, part: Part, start: int, width: int, chosen: Array, out: Array, direct: bool
+    ) -> None:
+        lines = source.view(part).reshape(-1, width)
+        target = out.reshape(len(chosen), width)
+        if not direct:
+            np.take(lines, chosen + start, axis=0, out=target, mode="clip")
+            return
+        base = source.entries[part.name].start
+        for i, line in enumerate(chosen.tolist()):
+            _read_exactly(source, target[i], base + (start + line) * width)
+
+    def copy_ragged(
+        self,
+        part: Part,
+        shards: Array,
+        places: Array,
+        out: Array,
+        starts: Array,
+        *,
+        chosen: Array | None = None,
+        direct: bool = False,
+    ) -> None:
+        """Rows of a ragged part, row i to `out[starts[i]:starts[i + 1]]`; with `chosen`, only those items
+        of each row."""
+        for i, (shard, place) in enumerate(zip(shards.tolist(), places.tolist(), strict=True)):
+            source = self.shard(shard)
+            begin, end = source.bounds(part, place)
+            target = out[starts[i] : starts[i + 1]]
+            if chosen is not None:
+                self._copy_lines(source, part, begin, part.width, chosen[i], target, direct)
+            elif direct:
+                _read_exactly(source, target, source.entries[part.name].start + begin * part.width)
+            else:
+                target[:] = source.view(part)[begin:end]
+        if self.verify and part.name == "values":
+            self._verify(shards, places)
+
+    def _verify(self, shards: Array, places: Array) -> None:
+        for shard, place in zip(shards.tolist(), places.tolist(), strict=True):
+            self.shard(shard).verify(place)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("a ColumnReader holds open files; send the Store instead, it opens itself anew")
+
+
+def _pread(source: Shard, part: Part, place: int, out: Array) -> None:
+    _read_exactly(source, out, source.entries[part.name].start + place * part.width)
+
+
+def _read_exactly(source: Shard, out: Array, offset: int) -> None:
+    view = out.reshape(-1).data if out.size else memoryview(b"")
+    while view.nbytes:
+        got = os.preadv(source.fd, [view], offset)
+        if not got:
+            raise StoreCorrupt(
+                f"{source.name}: ended {view.nbytes:,} bytes early; the file was cut short while open."
+            )
+        view, offset = view[got:], offset + got

@@ -1,0 +1,233 @@
+"""Adding and retiring fields, without touching what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from frostline.errors import FieldError, KeyDuplicate, KeyMissing, UsageError
+from frostline.store import quarantine
+from frostline.store.building import SAMPLED_ROWS, Block, Encoded, checked, encode_rows
+from frostline.store.codecs import Error
+from frostline.store.field import Field
+from frostline.store.session import FileEntry, Session, ensure_folders, new_columns
+from frostline.store.shard import write as write_shard
+
+
+@dataclass
+class _Pending:
+    """A shard whose new values are coming in: its live rows, and what they have so far."""
+
+    rows: dict[int, int]  # row → its rank among the live ones
+    values: dict[int, dict[str, Encoded]] = field(default_factory=dict)
+    failed: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def has(self, row: int) -> bool:
+        return row in self.values or row in self.failed
+
+    @property
+    def whole(self) -> bool:
+        return len(self.values) + len(self.failed) >= len(self.rows)
+
+
+class Extender:
+    """Adds fields to the rows that are there. `pending` lists the keys that still lack them, shard by shard.
+
+    A shard is written and committed when each of its rows has come, or is in quarantine; other shards wait
+    in memory,
+    so rows are best given in the order of `pending`.
+    """
+
+    def __init__(self, session: Session, fields: dict[str, Field]) -> None:
+        self._session = session
+        commit = session.snapshot.commit
+        old = {c.name: c.field for c in commit.columns}
+        clash = [n for n, f in fields.items() if n in old and _other(old[n], f)]
+        if clash:
+            raise FieldError(
+                f"{session.root} has {', '.join(clash)} already, of another type or fingerprint. "
+                f"Retire it first: fl.Store.retire(path, {clash[0]!r})."
+            )
+        self._fresh = new_columns({n: f for n, f in fields.items() if n not in old}, commit.next_column)
+        self._next_column = commit.next_column + len(self._fresh)
+        self._columns = {c.name: c for c in (*commit.columns, *self._fresh)}
+        self._names = list(fields)
+        ensure_folders(session.root, (self._columns[name] for name in fields))
+        self._open: dict[int, _Pending] = {}
+        self._closed = False
+        self._todo = dict.fromkeys(self._shards_to_do())
+
+    def _shards_to_do(self) -> list[int]:
+        """Shards with live rows that lack one of the fields, and did not fail as a whole."""
+        snapshot = self._session.snapshot
+        self._have: dict[str, set[int]] = {}
+        for name in self._names:
+            column = self._columns[name]
+            failed = {
+                q["shard"] for q in self._session.quarantined.values() if q.get("column") == column.number
+            }
+            self._have[name] = {*snapshot.files(column).shard.tolist(), *failed}
+        done = set.intersection(*self._have.values())
+        size = self._session.rows_per_shard
+        found = [np.unique(run.rows // size) for run in snapshot.runs]
+        shards = np.unique(np.concatenate(found)).tolist() if found else []
+        return [s for s in shards if s not in done and len(snapshot.live_rows(s))]
+
+    @property
+    def pending(self) -> Iterator[str]:
+        """Keys whose values are still to come, in row order."""
+        snapshot = self._session.snapshot
+        for shard in list(self._todo):
+            rows = snapshot.live_rows(shard)
+            keys = snapshot.keys(snapshot.positions_of_rows(rows))
+            for row, key in zip(rows.tolist(), keys, strict=True):
+                if shard in self._todo and not (shard in self._open and self._open[shard].has(row)):
+                    yield key
+
+    def append(self, key: str, values: dict[str, Any]) -> None:
+        """The new fields' values for a key that is there."""
+        self.append_batch([key], {name: [value] for name, value in values.items()})
+
+    def append_batch(self, keys: Sequence[str], values: dict[str, Any]) -> None:
+        """The same for several keys: for each new field a tensor [rows, …] or a list. All are taken, or
+        none."""
+        keys = list(keys)
+        if set(values) != set(self._names):
+            raise FieldError(
+                f"Expected values for {', '.join(self._names)}, got {', '.join(values) or 'none'}."
+            )
+        places = [self._place(key) for key in keys]
+        if len({row for row, _ in places}) != len(keys):
+            raise KeyDuplicate("append_batch: a key stands twice among those given.")
+        specs = {name: self._columns[name].field for name in self._names}
+        rows = {name: checked(name, spec, keys, values[name]) for name, spec in specs.items()}
+        encoded = []
+        for i, (row, shard) in enumerate(places):
+            sample = int(self._shard(shard).rows[row] < SAMPLED_ROWS)
+            one = {
+                n: encode_rows(n, s, keys[i : i + 1], rows[n][i : i + 1], sample=sample)
+                for n, s in specs.items()
+            }
+            encoded.append((row, shard, one))
+        for row, shard, one in encoded:
+            self._open[shard].values[row] = one
+            self._write_if_whole(shard)
+
+    def quarantine(self, key: str, *, reason: object, input: Any = None) -> None:
+        """This key's new fields could not be made; it stays without them."""
+        row, shard = self._place(key)
+        self._shard(shard).failed[row] = [
+            quarantine.entry(
+                key, reason, input, field=name, column=self._columns[name].number, row=row, shard=shard
+            )
+            for name in self._names
+            if shard not in self._have[name]
+        ]
+        self._write_if_whole(shard)
+
+    def _place(self, key: str) -> tuple[int, int]:
+        if self._closed:
+            raise UsageError(
+                "This writer is closed. Open the store again with fl.Store.extend(path, fields)."
+            )
+        row = self._session.snapshot.find(key)
+        if row < 0:
+            raise KeyMissing(f"Cannot add fields to {key!r}: {self._session.root} has no such key.")
+        shard = row // self._session.rows_per_shard
+        if shard not in self._todo or (shard in self._open and self._open[shard].has(row)):
+            raise KeyDuplicate(f"{key!r} has {', '.join(self._names)} already.")
+        return row, shard
+
+    def _shard(self, shard: int) -> _Pending:
+        if shard not in self._open:
+            rows = self._session.snapshot.live_rows(shard).tolist()
+            self._open[shard] = _Pending({row: rank for rank, row in enumerate(rows)})
+        return self._open[shard]
+
+    def _write_if_whole(self, shard: int) -> None:
+        if not self._open[shard].whole:
+            return
+        pending = self._open.pop(shard)
+        try:
+            files, columns = self._write(shard, pending)
+            failed = [e for row in sorted(pending.failed) for e in pending.failed[row]]
+            self._commit(columns, files, failed)
+        except BaseException:
+            self._release()  # what is on disk is whole; what was in memory is not to be trusted any more
+            raise
+        self._columns = columns
+        del self._todo[shard]
+
+    def _write(self, shard: int, pending: _Pending) -> tuple[list[FileEntry], dict[str, Any]]:
+        session, rows = self._session, sorted(pending.values)
+        files, columns = [], dict(self._columns)
+        local = np.array(rows, np.int64) - shard * session.rows_per_shard
+        for name in (n for n in self._names if rows and shard not in self._have[n]):
+            column = columns[name]
+            block, error = Block(name, column.field), Error(**vars(column.error))
+            for row in rows:
+                block.add(pending.values[row][name])
+            error.merge(block.error)
+            entry = write_shard(
+                session.root, column, shard, session.next_commit, local, block.parts(), block.offsets()
+            )
+            files.append(entry)
+            columns[name] = replace(
+                column, rows=column.rows + len(rows), bytes=column.bytes + entry[5], error=error
+            )
+        return files, columns
+
+    def _commit(self, columns: dict[str, Any], files: list[FileEntry], failed: list[dict[str, Any]]) -> None:
+        self._session.commit(
+            columns=tuple(columns.values()), files=files, failed=failed,
+            next_shard=self._session.snapshot.commit.next_shard, next_column=self._next_column,
+        )  # fmt: skip
+        self._fresh = ()
+
+    def close(self) -> None:
+        """Let the store go. Values of shards that are not whole are dropped; `pending` will name them
+        again."""
+        try:
+            if not self._closed and self._fresh and not self._todo:
+                self._commit(
+                    self._columns, [], []
+                )  # no row to wait for: the store has the fields from now on
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._closed = True
+        self._session.release()
+
+    def __enter__(self) -> Extender:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._release()
+
+
+def _other(held: Field, given: Field) -> bool:
+    return not held.same_data(given) or held.fingerprint != given.fingerprint
+
+
+def retire(session: Session, names: Sequence[str]) -> None:
+    """Take fields out of the store; their files stay until `store gc`."""
+    commit = session.snapshot.commit
+    unknown = [name for name in names if commit.column(name) is None]
+    left = tuple(c for c in commit.columns if c.name not in names)
+    if unknown or not left or not names:
+        what = f"no field called {', '.join(unknown)}" if unknown else "a store keeps at least one field"
+        raise FieldError(
+            f"Cannot retire {', '.join(names) or 'nothing'}: {what if names else 'name a field'}. "
+            f"{session.root} has {', '.join(c.name for c in commit.columns)}."
+        )
+    session.commit(columns=left, next_shard=commit.next_shard, next_column=commit.next_column)

@@ -1,0 +1,218 @@
+"""Give back what no snapshot needs: old commits and runs, retired fields, dead rows, leftovers of killed
+writers.
+
+A snapshot that some reader has open is needed (readers hold a shared lock on their commit's file). Dead rows
+sit among
+live ones; a shard in which their share reaches `min_dead` is written anew without them, under the same row
+numbers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from frostline.store import quarantine
+from frostline.store.disk import sync_folder
+from frostline.store.manifest import Column, Commit, RunRef, commit_numbers
+from frostline.store.runs import FOLDER as RUNS
+from frostline.store.runs import Array, Run, file_table, merge
+from frostline.store.session import FileEntry, Session
+from frostline.store.shard import FOLDER as DATA
+from frostline.store.shard import file_name, open_shard, write
+from frostline.store.snapshot import FileTable, Snapshot
+
+_MOST_ROWS = 1 << 26  # beyond this, runs are left as they are rather than merged in memory
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a collection freed (or, in a dry run, would free)."""
+
+    files: int
+    bytes: int
+    rewritten_shards: int
+    pinned_commits: tuple[int, ...]
+
+
+def collect(root: Path, *, min_dead: float = 0.5, dry_run: bool = False) -> Collected:
+    """Free what is not needed. `min_dead`: rewrite shards in which at least this share of rows is dead
+    (over 1: none)."""
+    session = Session(root)
+    try:
+        rewrites = _shards_to_rewrite(session.snapshot, min_dead)
+        if not dry_run:
+            _compact(session, rewrites)
+        current = session.snapshot.commit.number
+        keep, freed = {current: session.snapshot}, [0, 0]
+        numbers = commit_numbers(root)
+        for number in numbers:
+            if number != current and _pinned(root, number, freed, dry_run=dry_run):
+                keep[number] = Snapshot(root, session.rows_per_shard, number)
+        needed = {root / "commits" / f"{number:08d}.json" for number in numbers}  # kept, or counted already
+        needed |= set().union(*(_files_of(s) for s in keep.values()))
+        _unlink(root, needed, freed, dry_run=dry_run)
+        if not dry_run:
+            _remove_empty(root, {c.folder for s in keep.values() for c in s.commit.columns})
+        pinned = tuple(sorted(n for n in keep if n != current))
+        return Collected(freed[0], freed[1], sum(map(len, rewrites.values())), pinned)
+    finally:
+        session.release()
+
+
+def _shards_to_rewrite(snapshot: Snapshot, min_dead: float) -> dict[int, set[int]]:
+    """Column number → shards with too many dead rows (rows in the file that are not live)."""
+    shards, counts = _live_counts(snapshot)
+    out = {}
+    for column in snapshot.commit.columns:
+        table = snapshot.files(column)
+        at = np.minimum(np.searchsorted(shards, table.shard), max(0, len(shards) - 1))
+        live = (
+            np.where(shards[at] == table.shard, counts[at], 0) if len(shards) else np.zeros(len(table.shard))
+        )
+        gone = np.maximum(table.rows - live, 0) / table.rows
+        out[column.number] = set(table.shard[(gone > 0) & (gone >= min_dead)].tolist())
+    return out
+
+
+def _live_counts(snapshot: Snapshot) -> tuple[Array, Array]:
+    """Shards that have rows in the index, and how many of them live."""
+    parts = [run.rows // snapshot.rows_per_shard for run in snapshot.runs]
+    shards, counts = np.unique(np.concatenate(parts) if parts else np.zeros(0, np.int64), return_counts=True)
+    dead, gone = np.unique(snapshot.dead // snapshot.rows_per_shard, return_counts=True)
+    counts[np.searchsorted(shards, dead)] -= gone
+    return shards, counts
+
+
+def _compact(session: Session, rewrites: dict[int, set[int]]) -> None:
+    """A commit with one merged run and the rewritten shards; skipped when nothing would change."""
+    snapshot = session.snapshot
+    live_columns = {c.number for c in snapshot.commit.columns}
+    held = {int(c) for run in snapshot.runs for c in np.unique(run.file_column)}
+    small = len(snapshot) <= _MOST_ROWS
+    if not any(rewrites.values()) and not (
+        small and (len(snapshot.runs) > 1 or held - live_columns or len(snapshot.dead))
+    ):
+        return
+    entries: list[FileEntry] = []
+    dropped: set[tuple[int, int]] = set()
+    columns = []
+    for column in snapshot.commit.columns:
+        rewritten, change = _rewrite(
+            session, column, snapshot.files(column), rewrites.get(column.number, set()), dropped
+        )
+        entries += rewritten
+        columns.append(replace(column, bytes=column.bytes + change[0], rows=column.rows + change[1]))
+    empty = np.zeros(0, np.int64)
+    fresh = Run(
+        {
+            **{k: v[:0] for k, v in snapshot.runs[0].arrays.items()},
+            "key_offsets": np.zeros(1, np.int64),
+            **file_table(entries),
+        }
+    )
+    run = merge([*snapshot.runs, fresh], keep_columns=live_columns)
+    run = _without(run, dropped)
+    run.arrays["tombstones"] = empty
+    run.arrays["quarantine"] = np.frombuffer(quarantine.dump(snapshot.quarantine()), np.uint8)
+    ref = session.write_run(run, 1, max((r.level for r in snapshot.commit.runs), default=0))
+    session.publish(_next(session, tuple(columns), ref))
+
+
+def _next(session: Session, columns: tuple[Column, ...], ref: RunRef) -> Commit:
+    old = session.snapshot.commit
+    return replace(
+        old, number=session.next_commit, parent=session.snapshot.checksum, columns=columns, runs=(ref,)
+    )
+
+
+def _rewrite(
+    session: Session, column: Column, table: FileTable, shards: set[int], dropped: set[tuple[int, int]]
+) -> tuple[list[FileEntry], tuple[int, int]]:
+    entries, size, rows = [], 0, 0
+    for shard in sorted(shards):
+        opened = open_shard(session.root, column, table, shard, session.rows_per_shard)
+        live = session.snapshot.live_rows(shard) - shard * session.rows_per_shard
+        places = np.flatnonzero(np.isin(opened.rows, live))
+        size -= int(table.bytes[table.at(np.array([shard]))[0]])
+        rows -= len(opened) - len(places)
+        if not len(places):
+            dropped.add((column.number, shard))
+            continue
+        parts, lengths = {}, []
+        for part in column.field.parts:
+            view = opened.view(part)
+            pieces = [view[slice(*opened.bounds(part, int(p)))] for p in places]
+            parts[part.name] = np.concatenate(pieces).reshape(-1)
+            if part.per_item:
+                lengths = [len(piece) for piece in pieces]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64) if column.field.ragged else None
+        entry = write(session.root, column, shard, session.next_commit, opened.rows[places], parts, offsets)
+        entries.append(entry)
+        size += entry[5]
+    return entries, (size, rows)
+
+
+def _without(run: Run, dropped: set[tuple[int, int]]) -> Run:
+    pairs = zip(run.file_column.tolist(), run.file_shard.tolist(), strict=True)
+    keep = np.array([pair not in dropped for pair in pairs], bool)
+    return Run({k: v[keep] if k.startswith("file_") else v for k, v in run.arrays.items()})
+
+
+def _pinned(root: Path, number: int, freed: list[int], *, dry_run: bool) -> bool:
+    """Whether a reader holds this commit. If not, its file goes at once, under the lock: a reader that comes
+    now
+    finds it locked or without a name, and looks for a newer one."""
+    path = root / "commits" / f"{number:08d}.json"
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        freed[0] += 1
+        freed[1] += os.fstat(fd).st_size
+        if not dry_run:
+            path.unlink()
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _files_of(snapshot: Snapshot) -> set[Path]:
+    root = snapshot.root
+    files = {
+        root / "commits" / snapshot.commit.file,
+        *(root / RUNS / ref.file for ref in snapshot.commit.runs),
+    }
+    for column in snapshot.commit.columns:
+        table = snapshot.files(column)
+        names = zip(table.shard.tolist(), table.commit.tolist(), strict=True)
+        files |= {root / DATA / column.folder / file_name(*name) for name in names}
+    return files
+
+
+def _unlink(root: Path, needed: set[Path], freed: list[int], *, dry_run: bool) -> None:
+    """Remove what is not needed from the store's own folders: commits first, so that none names what is
+    gone."""
+    for top in ("commits", RUNS, DATA):
+        if not dry_run:
+            sync_folder(root / "commits")
+        for path in sorted((root / top).rglob("*")):
+            if path.is_dir() or path in needed:
+                continue
+            freed[0] += 1
+            freed[1] += path.lstat().st_size
+            if not dry_run:
+                path.unlink()
+
+
+def _remove_empty(root: Path, columns: set[str]) -> None:
+    for folder in (root / DATA).iterdir():
+        if folder.name not in columns and not any(folder.iterdir()):
+            folder.rmdir()
+    for top in (RUNS, DATA):
+        sync_folder(root / top)

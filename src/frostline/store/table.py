@@ -1,0 +1,271 @@
+"""Rows with named fields: what a store, a join of stores and a subset of rows have in common, and what a
+feed reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from frostline.batch import Batch, Ragged
+from frostline.errors import FieldError, KeyMissing, UsageError
+from frostline.store.column import ColumnReader
+from frostline.store.field import TEXT_LIKE, Field
+from frostline.store.manifest import load_manifest
+from frostline.store.pin import Pin
+from frostline.store.read import Source, read_now
+from frostline.store.runs import Array
+from frostline.store.snapshot import Snapshot
+
+_CHUNK = 1 << 20  # rows looked at in one go
+
+
+@dataclass(frozen=True)
+class Member:
+    """A snapshot's part in a table: these fields, of these positions (None: all, in order)."""
+
+    snapshot: Snapshot
+    readers: dict[str, ColumnReader]
+    positions: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.snapshot) if self.positions is None else len(self.positions)
+
+    def row_ids(self, positions: Array) -> Array:
+        return self.snapshot.row_ids(positions if self.positions is None else self.positions[positions])
+
+    def at(self, positions: Array) -> Member:
+        return Member(
+            self.snapshot, self.readers, positions if self.positions is None else self.positions[positions]
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a worker process opens the same commit anew; open files do not travel
+        verify = any(reader.verify for reader in self.readers.values())
+        number = self.snapshot.commit.number
+        return (open_member, (self.snapshot.root, number, list(self.readers), verify, self.positions))
+
+
+def open_member(
+    root: Path,
+    commit: int | None = None,
+    names: Sequence[str] | None = None,
+    verify: bool = False,
+    positions: Array | None = None,
+) -> Member:
+    """The fields called `names` (None: all) of a commit (None: the newest)."""
+    rows_per_shard = load_manifest(root)
+    pin = Pin(root, commit)
+    snapshot = Snapshot(root, rows_per_shard, pin.number)
+    snapshot.pin = pin
+    columns = [c for c in snapshot.commit.columns if names is None or c.name in names]
+    return Member(snapshot, {c.name: ColumnReader(snapshot, c, verify=verify) for c in columns}, positions)
+
+
+class Keys(Sequence[str]):
+    """A table's keys, in row order; read as they are asked for."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def __len__(self) -> int:
+        return len(self._member)
+
+    @overload
+    def __getitem__(self, i: int) -> str: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[str]: ...
+    def __getitem__(self, i: int | slice) -> str | list[str]:
+        if isinstance(i, slice):
+            return self.at(np.arange(*i.indices(len(self))))
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"row {i} of {len(self)}")
+        return self.at(np.array([i % len(self)]))[0]
+
+    def at(self, positions: Array) -> list[str]:
+        inner = self._member.positions
+        return self._member.snapshot.keys(positions if inner is None else inner[positions])
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), 4096):
+            yield from self[start : start + 4096]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self.position(key) >= 0
+
+    def position(self, key: str) -> int:
+        snapshot = self._member.snapshot
+        row = snapshot.find(key)
+        if row < 0:
+            return -1
+        position = int(snapshot.positions_of_rows(np.array([row]))[0])
+        if self._member.positions is None:
+            return position
+        found = np.flatnonzero(self._member.positions == position)
+        return int(found[0]) if len(found) else -1
+
+
+class Table:
+    """Named fields of rows 0 … n − 1."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members = tuple(members)
+
+    def __len__(self) -> int:
+        return len(self._members[0])
+
+    @property
+    def keys(self) -> Keys:
+        return Keys(self._members[0])
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        return {name: r.spec for member in self._members for name, r in member.readers.items()}
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.keys
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys)
+
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        """One row's fields, by key."""
+        batch = self.rows([key])
+        return {name: value[0] for name, value in batch.items()}
+
+    def rows(self, which: Sequence[int | str] | Array, fields: Sequence[str] | None = None) -> Batch:
+        """Several rows, by position or key, as one batch in fresh memory."""
+        positions = self.positions(which)
+        values = read_now(self.sources(self.names(fields), positions), len(positions))
+        return Batch(values, lambda: self.keys.at(positions))
+
+    def positions(self, which: Sequence[int | str] | Array) -> Array:
+        """Positions of rows given by position or key."""
+        wanted = which.tolist() if isinstance(which, np.ndarray) else list(which)
+        keys = [w for w in wanted if isinstance(w, str)]
+        places = {key: self.keys.position(key) for key in keys}
+        missing = [key for key in keys if places[key] < 0]
+        if missing:
+            raise KeyMissing(
+                f"{self._name()} has no key {missing[0]!r}"
+                + (f" (nor {len(missing) - 1} more of those asked for)." if missing[1:] else ".")
+            )
+        out = np.array([places[w] if isinstance(w, str) else int(w) for w in wanted], np.int64)
+        if len(out) and not -len(self) <= int(out.min()) <= int(out.max()) < len(self):
+            raise UsageError(
+                f"{self._name()} has rows 0 … {len(self) - 1}; asked for {int(out.min())} … {int(out.max())}."
+            )
+        return np.where(out < 0, out + len(self), out)
+
+    def names(self, fields: Sequence[str] | None) -> list[str]:
+        """The fields asked for (all when None), or FieldError that lists those there are."""
+        if fields is None:
+            return list(self.fields)
+        unknown = [name for name in fields if name not in self.fields]
+        if unknown:
+            raise FieldError(
+                f"{self._name()} has no field {', '.join(map(repr, unknown))}; it has "
+                f"{', '.join(self.fields)}."
+            )
+        return list(fields)
+
+    def sources(
+        self,
+        names: Sequence[str],
+        positions: Array,
+        *,
+        chosen: dict[str, Array] | None = None,
+        direct: Sequence[str] = (),
+    ) -> dict[str, Source]:
+        """What a Read needs for these fields of these rows."""
+        out = {}
+        for member in self._members:
+            mine = [name for name in names if name in member.readers]
+            rows = member.row_ids(positions) if mine else positions
+            for name in mine:
+                out[name] = Source(member.readers[name], rows, (chosen or {}).get(name), name in direct)
+        return {name: out[name] for name in names}
+
+    def reader(self, name: str) -> ColumnReader:
+        return next(m.readers[name] for m in self._members if name in m.readers)
+
+    def at(self, positions: Array) -> Table:
+        """The rows at these positions, in this order."""
+        return Table([member.at(positions) for member in self._members])
+
+    def with_fields(self, fields: Sequence[str]) -> Table:
+        """The rows that have all of these fields (an extension may be unfinished, or have failed on some)."""
+        names = self.names(fields)
+        keep = np.concatenate(
+            [self._have(names, np.arange(s, min(len(self), s + _CHUNK))) for s in range(0, len(self), _CHUNK)]
+            or [np.ones(0, bool)]
+        )
+        return self if keep.all() else self.at(np.flatnonzero(keep))
+
+    def _have(self, names: Sequence[str], positions: Array) -> Array:
+        keep = np.ones(len(positions), bool)
+        for member in self._members:
+            rows = member.row_ids(positions)
+            for name in (n for n in names if n in member.readers):
+                keep &= member.readers[name].present(rows)
+        return keep
+
+    # whole columns of small values, for orders
+
+    def is_ragged(self, field: str) -> bool:
+        return self.fields[self.names([field])[0]].ragged
+
+    def column(self, field: str) -> Any:
+        """All values of a number field (an array) or of a string field (a list), in row order."""
+        spec = self.fields[self.names([field])[0]]
+        if spec.dtype not in TEXT_LIKE and spec.shape != ():
+            raise FieldError(
+                f"Field {field!r} is {spec.dtype} {list(spec.shape)}; a whole column is read of numbers and "
+                f"strings only."
+            )
+        pieces = [
+            self.rows(np.arange(s, min(len(self), s + 65536)), [field])[field]
+            for s in range(0, len(self), 65536)
+        ]
+        if spec.dtype in TEXT_LIKE:
+            return [value for piece in pieces for value in piece]
+        return np.concatenate(
+            [piece.float().numpy() if spec.dtype == "bfloat16" else piece.numpy() for piece in pieces]
+            or [np.zeros(0)]
+        )
+
+    def lengths(self, field: str) -> Array:
+        """First-dimension lengths of a ragged field, in row order."""
+        source = self.sources(self.names([field]), np.arange(len(self)))[field]
+        return source.reader.lengths(*source.reader.locate(source.rows))
+
+    def dataset(self, fields: Sequence[str] | None = None) -> Dataset:
+        """A map-style dataset for torch's DataLoader, Lightning, the HF Trainer: rows as dicts, read in
+        batches."""
+        return Dataset(self, self.names(fields))
+
+    def _name(self) -> str:
+        return f"Store {str(self._members[0].snapshot.root)!r}"
+
+
+class Dataset:
+    """Rows of a table as a map-style dataset; `__getitems__` reads a whole batch at once."""
+
+    def __init__(self, table: Table, fields: Sequence[str]) -> None:
+        self._table, self._fields = table, list(fields)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"row {i} of {len(self)}")  # what ends a `for` loop over the rows
+        return self.__getitems__([i])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        batch = self._table.rows(np.asarray(indices, np.int64), self._fields)
+        columns = {name: list(value) if isinstance(value, Ragged) else value for name, value in batch.items()}
+        return [{name: column[i] for name, column in columns.items()} for i in range(len(indices))]

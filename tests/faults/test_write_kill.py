@@ -1,0 +1,188 @@
+"""A writer that is killed, at random moments and at every call that changes the disk, loses nothing that was
+committed; run again, it ends with the bytes of a run that nobody killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import frostline as fl
+from frostline.errors import StoreError
+from frostline.store.manifest import commit_numbers
+
+HERE = Path(__file__).parent
+WHEN = ("before", "half", "after")
+REPOSITORY = HERE.parent.parent
+
+
+def _load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+job = _load(HERE / "killed_writer.py")
+
+
+class Server:
+    """Runs the job in children of a process of its own, which has no threads and may fork."""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "killed_writer.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.folder = folder
+        self.whole = folder / "whole"
+        unbroken = self.run(self.whole)
+        assert unbroken["exit"] == 0
+        self.calls: int = unbroken["calls"]
+        self.seconds: float = unbroken["seconds"]
+        self.files = files_of(self.whole)
+
+    def run(self, root: Path, **kill: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps({"root": str(root), **kill}), file=self._process.stdin, flush=True)
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    found = Server(tmp_path_factory.mktemp("kills"))
+    yield found
+    found.close()
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    """All files but those that hold times and hosts."""
+    return {
+        p.relative_to(root).as_posix(): p.read_bytes()
+        for p in sorted(root.rglob("*"))
+        if p.is_file() and p.name not in ("log.txt", ".lock")
+    }
+
+
+def survivors(root: Path) -> dict[str, int]:
+    """What a killed job left, read and checked as anybody would: key → n."""
+    if not commit_numbers(root):
+        with pytest.raises(StoreError, match=r"No store at|never begun"):
+            fl.Store.open(root)
+        return {}
+    store = fl.Store.open(root, check="read")
+    result = store.check(deep=True)
+    assert result.ok, result.problems
+    batch = store.rows(list(store.keys), list(job.FIELDS))
+    for key, n, x, text in zip(batch.keys_of_rows, batch["n"].tolist(), batch["x"], batch["t"], strict=True):
+        want = job.values(n % 1000, replaced=n >= 1000)
+        assert key == job.KEYS[n % 1000]
+        assert text == want["t"]
+        assert float((x - want["x"]).abs().max()) < 0.05
+    return dict(zip(batch.keys_of_rows, batch["n"].tolist(), strict=True))
+
+
+def _lost(before: dict[str, int], after: dict[str, int]) -> set[str]:
+    """Keys that were committed, were not to be deleted, and are gone or older than they were."""
+    return {key for key, n in before.items() if key not in job.DELETED and after.get(key, -1) < n}
+
+
+def _kill_at_random(server: Server, kills: int, seed: int) -> dict[str, Any]:
+    """Kill until it was done `kills` times; a store that is finished makes room for a new one."""
+    draw = random.Random(seed)
+    done, lost, stores, different = 0, 0, 0, 0
+    while done < kills:
+        root = server.folder / f"random-{seed}-{stores}"
+        before: dict[str, int] = {}
+        stores += 1
+        while done < kills:
+            answer = server.run(root, kill_after_s=draw.uniform(0, 0.7 * server.seconds))
+            if answer["exit"] == 0:
+                break
+            assert answer["exit"] == -9
+            done += 1
+            after = survivors(root)
+            lost += len(_lost(before, after))
+            before = after
+        assert server.run(root)["exit"] == 0
+        lost += len(_lost(before, survivors(root)))
+        different += files_of(root) != server.files
+    return {"kills": done, "stores": stores, "lost": lost, "identical": different == 0}
+
+
+def _kill_at_calls(server: Server, places: list[tuple[int, str]]) -> dict[str, Any]:
+    """Each on a store of its own: killed there, looked at, finished, compared."""
+    lost, different = 0, []
+    for call, when in places:
+        root = server.folder / f"call-{call}-{when}"
+        assert server.run(root, kill_call=call, when=when)["exit"] == -9
+        before = survivors(root)
+        assert server.run(root)["exit"] == 0
+        lost += len(_lost(before, survivors(root)))
+        if files_of(root) != server.files:
+            different.append((call, when))
+    return {
+        "kills": len(places),
+        "calls": server.calls,
+        "lost": lost,
+        "identical": not different,
+        "different": different,
+    }
+
+
+def test_the_job_is_the_same_bytes_each_time_and_running_it_again_changes_nothing(server: Server) -> None:
+    assert server.run(server.folder / "again")["exit"] == 0
+    assert files_of(server.folder / "again") == server.files
+    assert server.run(server.whole)["exit"] == 0
+    assert files_of(server.whole) == server.files
+    assert set(survivors(server.whole)) == set(job.KEYS) - job.BAD - set(job.DELETED)
+
+
+def test_killed_at_random_moments(server: Server) -> None:
+    outcome = _kill_at_random(server, kills=5, seed=1)
+    assert (outcome["kills"], outcome["lost"], outcome["identical"]) == (5, 0, True)
+
+
+def test_killed_before_during_and_after_calls_that_change_the_disk(server: Server) -> None:
+    every = [(call, when) for call in range(1, server.calls + 1) for when in WHEN]
+    outcome = _kill_at_calls(server, random.Random(2).sample(every, 8))
+    assert (outcome["lost"], outcome["different"]) == (0, [])
+
+
+@pytest.mark.full
+def test_killed_sixty_times_and_at_120_calls(server: Server) -> None:
+    at_random = _kill_at_random(server, kills=60, seed=3)
+    every = [(call, when) for call in range(1, server.calls + 1) for when in WHEN]
+    at_calls = _kill_at_calls(server, random.Random(4).sample(every, 120))
+    common = _load(REPOSITORY / "benchmarks" / "common.py")
+    outcome = {
+        **at_random,
+        "at_calls": at_calls,
+        "commit": common.git_commit(),
+        "versions": common.versions(),
+    }
+    outcome["command"] = "scripts/test --full tests/faults/test_write_kill.py"
+    common.RESULTS.mkdir(exist_ok=True)
+    (common.RESULTS / "faults.json").write_text(json.dumps({"write_kill": outcome}, indent=1) + "\n")
+    assert (at_random["lost"], at_random["identical"]) == (0, True)
+    assert (at_calls["lost"], at_calls["different"]) == (0, [])

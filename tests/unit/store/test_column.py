@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import os
+import pickle  # noqa: TID251 – to see that a reader refuses to travel
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import frostline as fl
+from frostline.errors import FieldError, StoreCorrupt
+from frostline.store.column import ColumnReader
+
+# a fork is what these tests are about; Python 3.12 warns when torch has threads
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+def _reader(store: Path, name: str, **options: bool) -> ColumnReader:
+    found = fl.Store.open(store)._snapshot
+    column = found.commit.column(name)
+    assert column is not None
+    return ColumnReader(found, column, **options)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_rows_are_copied_in_any_order_and_more_than_once(store: Path, direct: bool) -> None:
+    reader = _reader(store, "x", verify=True)
+    rows = np.array([9, 0, 5, 5, 3])
+    (part,) = reader.spec.parts
+    out = np.empty((5, part.width), np.uint8)
+    reader.copy(part, *reader.locate(rows), out, direct=direct)
+    assert out.view(np.float32)[:, 0].tolist() == [9, 0, 5, 5, 3]
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_ragged_rows_are_laid_end_to_end(store: Path, direct: bool) -> None:
+    reader = _reader(store, "tokens", verify=True)
+    shards, places = reader.locate(np.array([3, 4, 1, 7]))
+    lengths = reader.lengths(shards, places)
+    assert lengths.tolist() == [3, 0, 1, 3]
+    (part,) = reader.spec.parts
+    out = np.empty((7, part.width), np.uint8)
+    reader.copy_ragged(part, shards, places, out, np.array([0, 3, 3, 4, 7]), direct=direct)
+    assert out.view(np.int16)[:, 0].tolist() == [3, 3, 3, 1, 7, 7, 7]
+
+
+def test_a_row_without_the_field_is_named(store: Path) -> None:
+    with fl.Store.extend(store, {"y": fl.Field((), "int64")}) as extender:
+        for key in ("k4", "k5", "k6", "k7"):
+            extender.append(key, {"y": 1})
+    reader = _reader(store, "y")
+    assert reader.present(np.array([0, 4, 7, 9, 10**9])).tolist() == [False, True, True, False, False]
+    with pytest.raises(
+        FieldError, match=r"'y' is missing in 2 of the rows asked for, among them \['k0', 'k9'\]"
+    ):
+        reader.locate(np.array([0, 5, 9]))
+
+
+def test_few_open_files_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fl.Store.create(tmp_path / "s", {"n": fl.Field((), "int64")}, rows_per_shard=1) as writer:
+        writer.append_batch([str(i) for i in range(60)], {"n": np.arange(60)})
+    reader = _reader(tmp_path / "s", "n")
+    monkeypatch.setattr(ColumnReader, "most_open", 4)
+    (part,) = reader.spec.parts
+    wrong: list[int] = []
+
+    def read(seed: int) -> None:
+        rows = np.random.default_rng(seed).permutation(60)
+        out = np.empty((60, 8), np.uint8)
+        reader.copy(part, *reader.locate(rows), out)
+        if out.view(np.int64)[:, 0].tolist() != rows.tolist():
+            wrong.append(seed)
+
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(reader._open) <= 4
+
+
+MANY_FIELDS = """
+import resource, sys
+import numpy as np
+import frostline as fl
+
+fields = {f"f{i}": fl.Field((), "int64") for i in range(20)}
+with fl.Store.create(sys.argv[1], fields, rows_per_shard=1) as writer:
+    writer.append_batch([str(i) for i in range(30)], {name: np.arange(30) for name in fields})
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+batch = fl.Store.open(sys.argv[1]).rows(np.arange(30))
+assert all(batch[name].tolist() == list(range(30)) for name in fields)
+"""
+
+
+def test_many_fields_and_shards_stay_within_the_limit_of_open_files(tmp_path: Path) -> None:
+    """In a process of its own: what other tests hold open counts against the limit too."""
+    subprocess.run([sys.executable, "-c", MANY_FIELDS, str(tmp_path / "s")], check=True, timeout=120)
+
+
+def test_descriptors_are_given_back(store: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    found = fl.Store.open(store)
+    found.rows(list(range(10)))
+    assert len(os.listdir("/proc/self/fd")) > before
+    del found
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_reader_works_after_a_fork_in_the_middle_of_a_read(store: Path) -> None:
+    reader = _reader(store, "x")
+    reader._lock.acquire()  # as a thread of the parent might hold it
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if len(reader.shard(0)) == 4 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_reader_does_not_travel_between_processes(store: Path) -> None:
+    with pytest.raises(TypeError, match="send the Store instead"):
+        pickle.dumps(_reader(store, "x"))
+
+
+def test_a_file_cut_short_while_open_is_noticed_by_preadv(store: Path) -> None:
+    reader = _reader(store, "x")
+    (part,) = reader.spec.parts
+    shards, places = reader.locate(np.array([3]))
+    reader.shard(0)
+    place = next((store / "data").glob("*-x/00000000.*"))
+    with open(place, "rb+") as file:
+        file.truncate(place.stat().st_size - 6)
+    with pytest.raises(StoreCorrupt, match="cut short while open"):
+        reader.copy(part, shards, places, np.empty((1, part.width), np.uint8), direct=True)

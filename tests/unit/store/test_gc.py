@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import frostline as fl
+from frostline.errors import StoreCorrupt
+from frostline.store.check import check_store
+from frostline.store.gc import Collected, collect
+from frostline.store.manifest import commit_numbers
+
+Row = Callable[[int], dict[str, Any]]
+Files = Callable[[Path], dict[str, bytes]]
+
+
+def _captions(path: Path) -> dict[str, str]:
+    store = fl.Store.open(path, check="read")
+    assert check_store(path, deep=True).ok
+    return {key: store[key]["caption"] for key in store}
+
+
+def test_only_what_is_needed_is_left(store: Path, row: Row) -> None:
+    with fl.Store.append(store) as writer:
+        for i in (0, 1, 2, 3, 4, 5, 6):
+            writer.delete(f"k{i}")
+        writer.replace("k9", row(99))
+        writer.quarantine("bad", reason="no")
+        writer.append("bad", row(5))
+    (store / "data" / "000-x" / "00000077.00000001.safetensors").touch()
+    would = collect(store, dry_run=True)
+    assert would.files > 0
+    want = {"k7": "caption 7", "k8": "caption 8", "k9": "caption 99", "bad": "caption 5"}
+    assert _captions(store) == want
+    done = collect(store)
+    assert done.rewritten_shards == would.rewritten_shards == 9
+    assert _captions(store) == want
+    found = check_store(store)
+    assert (found.commits, found.notes) == (1, [])
+    assert len(list((store / "runs").iterdir())) == 1
+    assert fl.Store.open(store).commit.quarantined == 0
+    assert not any(
+        p.name.startswith("00000000.") for p in (store / "data").rglob("*")
+    )  # a shard without live rows
+    assert collect(store) == Collected(0, 0, 0, ())
+
+
+def test_a_dry_run_changes_nothing_and_says_what_would_go(store: Path, files_of: Files) -> None:
+    fl.Store.retire(store, "x")
+    before = files_of(store)
+    would = collect(store, dry_run=True, min_dead=2)
+    assert files_of(store) == before
+    old = {n for n in before if n.startswith("commits/") or "-x/" in n}
+    assert (
+        would.files >= len(old) - 1 - 3
+    )  # all commits but the newest; the files of x are named by the old run
+    collect(store)
+    assert not any("-x" in p.name for p in (store / "data").iterdir())
+
+
+def test_rows_appended_and_looked_up_after_a_collection(store: Path, row: Row) -> None:
+    with fl.Store.append(store) as writer:
+        writer.delete("k3")
+    collect(store, min_dead=0.01)
+    with fl.Store.append(store) as writer:
+        writer.append("k3", row(33))
+        writer.delete("k4")
+    collect(store, min_dead=0.01)
+    assert _captions(store) == {
+        **{f"k{i}": f"caption {i}" for i in (0, 1, 2, 5, 6, 7, 8, 9)},
+        "k3": "caption 33",
+    }
+    sizes = {c.name: (c.rows, c.bytes) for c in fl.Store.open(store).commit.columns}
+    files = {n: list((store / "data").glob(f"*-{n}/*")) for n in sizes}
+    assert sizes == {n: (9, sum(p.stat().st_size for p in paths)) for n, paths in files.items()}
+
+
+def test_a_snapshot_in_use_is_left_alone(store: Path) -> None:
+    held = fl.Store.open(store)
+    with fl.Store.append(store) as writer:
+        for i in range(10):
+            writer.delete(f"k{i}")
+    done = collect(store)
+    assert done.pinned_commits == (held.commit.number,)
+    assert held.rows(list(range(10)))["x"][:, 0].tolist() == list(range(10))
+    assert check_store(store, deep=True).ok
+    held.close()
+    assert collect(store).pinned_commits == ()
+    assert commit_numbers(store) == [held.commit.number + 2]
+    assert list((store / "data").rglob("*.safetensors")) == []
+    with fl.Store.append(store) as writer:  # folders of fields in use are still there
+        writer.append("a", {"x": [1.0, 2.0, 3.0], "caption": "", "tokens": held["k1"]["tokens"]})
+    assert len(fl.Store.open(store)) == 1
+
+
+def test_quarantine_of_rows_and_fields_survives(store: Path) -> None:
+    with fl.Store.append(store) as writer:
+        writer.quarantine("bad", reason="no")
+    with fl.Store.extend(store, {"y": fl.Field((), "int64")}) as extender:
+        for key in extender.pending:
+            if key == "k1":
+                extender.quarantine(key, reason="no y")
+            else:
+                extender.append(key, {"y": 1})
+    before = fl.Store.open(store).quarantine
+    collect(store)
+    found = fl.Store.open(store)
+    assert found.quarantine == before
+    assert found.commit.quarantined == 2
+    assert len(found.with_fields(["y"])) == 9
+
+
+@pytest.mark.parametrize("min_dead", [0.2, 0.5, 0.9, 1.0, 2.0])
+def test_a_shard_is_rewritten_from_that_share_of_dead_rows_on(store: Path, min_dead: float) -> None:
+    with fl.Store.append(store) as writer:
+        for key in ("k0", "k4", "k5", "k8", "k9"):  # a quarter of shard 0, half of 1, all of 2
+            writer.delete(key)
+    shares = [0.25, 0.5, 1.0]
+    assert collect(store, min_dead=min_dead).rewritten_shards == 3 * sum(s >= min_dead for s in shares)
+    assert sorted(_captions(store)) == ["k1", "k2", "k3", "k6", "k7"]
+
+
+def test_a_link_in_place_of_a_folder_is_not_followed(store: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "home"
+    (store / "data").rename(elsewhere)
+    (elsewhere / "precious.txt").write_text("mine")
+    (store / "data").symlink_to(elsewhere)
+    with pytest.raises(StoreCorrupt, match="link"):
+        collect(store)
+    assert (elsewhere / "precious.txt").exists()
+
+
+def test_a_store_never_begun(tmp_path: Path) -> None:
+    fl.Store.create(tmp_path / "s", {"n": fl.Field((), "int64")}).close()
+    collect(tmp_path / "s")
+    assert len(fl.Store.open(tmp_path / "s")) == 0
