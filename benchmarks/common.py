@@ -1,0 +1,109 @@
+"""What the benchmarks share: versions, the commit, tables, and the file in which the outcome is kept."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PACKAGES = ("frostline", "torch", "numpy", "safetensors", "xxhash")
+
+
+def versions(*more: str) -> dict[str, str]:
+    """Versions of Python, the system and the packages that matter; what is not installed is left out."""
+    found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
+    installed = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
+    return found | {name: installed[name.lower()] for name in (*PACKAGES, *more) if name.lower() in installed}
+
+
+def machine() -> dict[str, Any]:
+    """The processor, and how many of its cores this process may use."""
+    model, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+    if info.exists() and (named := re.search(r"model name\s*:\s*(.+)", info.read_text())):
+        model = named[1].strip()
+    return {"cpu": model, "cores": len(os.sched_getaffinity(0))}
+
+
+def device_name() -> str:
+    """The GPU as it stands in the name of a result, e.g. "h200"; "cpu" where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    words = re.findall(r"[a-z0-9]+", torch.cuda.get_device_name().lower())
+    return "-".join(word for word in words if word != "nvidia")
+
+
+def git_commit() -> str:
+    """The commit that is measured, with a + when files differ from it; "none" where nothing is committed."""
+    carried = ROOT / ".measured-commit"  # beside a copy of the tree that has no history
+    if carried.exists():
+        return carried.read_text().strip()
+    git = ["git", "-C", str(ROOT)]
+    head = subprocess.run(
+        [*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
+    )
+    if head.returncode:
+        return "none"
+    code = ["src", "benchmarks/*.py", "benchmarks/peers"]
+    command = [*git, "status", "--porcelain", "--", *code]
+    changed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return head.stdout.strip() + ("+" if changed.strip() else "")
+
+
+def goal(text: str, target: float, value: float, *, at_most: bool = False) -> dict[str, Any]:
+    """A goal and whether it was met: `value` has to reach `target`, or with `at_most` to stay within it."""
+    return {
+        "goal": text,
+        "target": target,
+        "value": value,
+        "met": value <= target if at_most else value >= target,
+    }
+
+
+def print_table(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [names, *([_text(row.get(name, "")) for name in names] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
+    print(f"\n{title}")
+    for line in cells:
+        print(
+            "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip(),
+            flush=True,
+        )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def write_results(
+    name: str,
+    device: str,
+    rows: list[dict[str, Any]],
+    goals: list[dict[str, Any]],
+    command: str,
+    *,
+    also: Path | None = None,
+) -> Path:
+    """Print the goals and keep the outcome as benchmarks/results/<name>-<device>.json (and in the folder
+    `also`)."""
+    print_table("goals", goals)
+    record = {
+        "name": name, "device": device, "machine": machine(), "versions": versions(), "commit": git_commit(),
+        "command": command, "rows": rows, "goals": goals,
+    }  # fmt: skip
+    for folder in (RESULTS, *([also] if also else [])):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}-{device}.json").write_text(json.dumps(record, indent=1) + "\n")
+    return RESULTS / f"{name}-{device}.json"

@@ -1,0 +1,361 @@
+"""The feed against other loaders and against memcpy, in one run: `.venv-bench/bin/python benchmarks/feed.py`.
+
+Rows of [24, 325, 384] bf16 (6 MB) and of [768] f16 (1.5 KB), random order, warm page cache unless a row says
+cold. What runs in this process takes turns in short blocks with memcpy; loaders with workers run in processes
+of their own, each round beside a block of ours. Every figure is the median over rounds, with its ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import mmap
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src"), str(Path(__file__).resolve().parents[1])]
+
+import frostline as fl  # noqa: E402
+from benchmarks import common, peers  # noqa: E402
+from benchmarks.peers.measure import evict, warm  # noqa: E402
+from frostline.timing import interleave, ratio, spread  # noqa: E402
+
+THREADS = 2
+BLOCK_S = 0.6
+Run = Callable[[], float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "frostline-bench",
+        help="where the data goes (8 GB)",
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="rounds in this process")
+    parser.add_argument(
+        "--peer-rounds", type=int, default=3, help="rounds of loaders with processes of their own"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="without the peers that need processes of their own"
+    )
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    goals: list[dict[str, Any]] = []
+    for kind in ("clip", "vector"):
+        one_process(args, kind, rows, goals)
+    picked(args, rows, goals)
+    cold(args, rows, goals)
+    if not args.quick:
+        for kind in ("clip", "vector"):
+            with_workers(args, kind, rows, goals)
+    common.write_results("feed", "cpu", rows, goals, command="benchmarks/feed.py")
+
+
+# our stores
+
+
+def store(folder: Path, kind: str, codec: str = "raw") -> fl.Store:
+    """The peers' rows in a store, written once."""
+    path = folder / kind / f"frostline-{codec.replace('/', '-')}"
+    rows = peers.KINDS[kind]
+    field = fl.Field(rows.shape, str(rows.dtype), codec=codec)
+    with fl.Store.create(path, {"x": field}, resume=True) as writer:
+        if not len(writer):
+            for i, row in enumerate(peers.make_rows(rows)):
+                writer.append(f"row-{i}", {"x": row})
+    warm(path)
+    return fl.Store.open(path)
+
+
+def endless(feed: fl.Feed) -> Iterator[torch.Tensor]:
+    while True:
+        for batch in feed:
+            yield batch["x"]
+
+
+def ours(opened: fl.Store, kind: str, *, tier: str = "mmap", fields: Any = None) -> Run:
+    """Rows per second of a feed, over a block of an endless iteration."""
+    feed = fl.Feed(opened, peers.KINDS[kind].batch_size, tier=tier, fields=fields)
+    batches = endless(feed)
+    next(batches)
+    return lambda: rows_per_second(batches)
+
+
+def rows_per_second(batches: Iterator[torch.Tensor]) -> float:
+    n, began = 0, time.perf_counter()
+    while (took := time.perf_counter() - began) < BLOCK_S:
+        n += len(next(batches))
+    return n / took
+
+
+# the limit
+
+
+def memcpy(kind: str, *, whole: bool = False) -> Run:
+    """Rows per second of memcpy from random rows in huge pages into a reused buffer, with the feed's threads.
+
+    whole: the batch as one block; glibc then stores past the cache, which it does not for a row of 6 MB.
+    """
+    layout = peers.KINDS[kind]
+    row = int(np.prod(layout.shape)) * layout.dtype.itemsize
+    n = min(layout.n, (1 << 30) // row)
+    batch = layout.batch_size
+    source = room(n * row)
+    targets = [[room(batch * row) for _ in range(2)] for _ in range(THREADS)]
+    copy, base = ctypes.memmove, source.ctypes.data
+
+    def work(k: int, until: float, done: list[int]) -> None:
+        rng = np.random.default_rng()
+        while time.perf_counter() < until:
+            to = targets[k][done[k] % 2].ctypes.data
+            if whole:
+                copy(to, base + int(rng.integers(n - batch)) * row, batch * row)
+            elif row < 1 << 16:  # a Python call a row would measure Python: numpy's take is memcpy a row
+                np.take(
+                    source.reshape(n, row),
+                    rng.integers(0, n, batch),
+                    axis=0,
+                    out=targets[k][done[k] % 2].reshape(batch, row),
+                    mode="clip",
+                )
+            else:
+                for i, r in enumerate(rng.integers(0, n, batch).tolist()):
+                    copy(to + i * row, base + r * row, row)
+            done[k] += 1
+
+    def run() -> float:
+        done, began = [0] * THREADS, time.perf_counter()
+        threads = [threading.Thread(target=work, args=(k, began + BLOCK_S, done)) for k in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sum(done) * batch / (time.perf_counter() - began)
+
+    return run
+
+
+def room(n: int) -> Any:
+    memory = mmap.mmap(-1, n)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    array = np.frombuffer(memory, np.uint8)
+    array[:] = 1
+    return array
+
+
+# what is measured
+
+
+def one_process(args: argparse.Namespace, kind: str, rows: list[Any], goals: list[Any]) -> None:
+    """Everything that runs in one process, in turns."""
+    plain, int8 = store(args.folder, kind), store(args.folder, kind, "int8/token")
+    runs: dict[str, tuple[str, Run]] = {
+        "memcpy": (f"limit: memcpy of random rows, {THREADS} threads, reused buffers", memcpy(kind)),
+        "memcpy-block": (
+            f"memcpy of a whole batch as one block, {THREADS} threads",
+            memcpy(kind, whole=True),
+        ),
+        "frostline mmap": ("raw, mmap tier", ours(plain, kind)),
+        "frostline disk": ("raw, disk tier (preadv), warm", ours(plain, kind, tier="disk")),
+        "frostline pinned": ("raw, host-memory tier", ours(plain, kind, tier="pinned")),
+        "frostline int8": ("int8/token, mmap tier, decoded to the row's dtype", ours(int8, kind)),
+    }
+    peer = peers.PEERS["tensordict"]
+    if peer.unavailable() is None:
+        loader = peer.loader(peers.prepared(peer, args.folder, kind), peers.KINDS[kind].batch_size)
+        batches = (batch for _ in iter(int, 1) for batch in loader)
+        next(batches)
+        runs[f"tensordict {peer.version}"] = (peer.settings, lambda: rows_per_second(batches))
+    results = interleave({name: run for name, (_, run) in runs.items()}, rounds=args.rounds)
+    for name, (settings, _) in runs.items():
+        rows.append(row_of(kind, name, settings, results[name], results["memcpy"], "memcpy"))
+    common.print_table(f"{kind}: one process, {args.rounds} rounds", rows[-len(runs) :])
+    best = max(
+        ("frostline mmap", "frostline disk", "frostline pinned"), key=lambda n: spread(results[n]).median
+    )
+    if kind == "clip":
+        goals.append(
+            common.goal(
+                "6 MB rows: share of memcpy, mmap tier",
+                0.85,
+                ratio(results["frostline mmap"], results["memcpy"]).median,
+            )
+        )
+        rows[-1]["note"] = f"fastest tier of ours: {best}"
+    beside = next((n for n in results if n.startswith("tensordict")), None)
+    if beside:
+        words = "6 MB" if kind == "clip" else "1.5 KB"
+        target = 1.1 if kind == "clip" else 1.0
+        goals.append(
+            common.goal(
+                f"{words} rows: over tensordict memmap in one process",
+                target,
+                ratio(results["frostline mmap"], results[beside]).median,
+            )
+        )
+
+
+def picked(args: argparse.Namespace, rows: list[Any], goals: list[Any]) -> None:
+    """8 of 24 frames."""
+    opened = store(args.folder, "clip")
+    runs: dict[str, Run] = {"frostline Pick": ours(opened, "clip", fields=[fl.Pick("x", 8)])}
+    for peer in peers.PICKS.values():
+        if peer.unavailable() is None:
+            loader = peer.loader(peers.prepared(peer, args.folder, "clip"), peers.KINDS["clip"].batch_size)
+            batches = (batch for _ in iter(int, 1) for batch in loader)
+            next(batches)
+            runs[peer.name] = lambda batches=batches: rows_per_second(batches)
+    results = interleave(runs, rounds=args.rounds)
+    first = next(n for n in results if n != "frostline Pick")
+    for name in runs:
+        settings = peers.PICKS[name].settings if name in peers.PICKS else "fl.Pick('x', 8), mmap tier"
+        rows.append(
+            row_of("clip, 8 of 24 frames", name, settings, results[name], results[first], first, share=1 / 3)
+        )
+    common.print_table("8 of 24 frames", rows[-len(runs) :])
+    best = max((n for n in results if n != "frostline Pick"), key=lambda n: spread(results[n]).median)
+    goals.append(
+        common.goal(
+            f"8 of 24 frames: over {best}", 2.0, ratio(results["frostline Pick"], results[best]).median
+        )
+    )
+
+
+def cold(args: argparse.Namespace, rows: list[Any], goals: list[Any]) -> None:
+    """Rows that are not in the page cache."""
+    path = store(args.folder, "clip").path
+    peer = peers.PEERS["memmap-w0"]
+    peers.prepared(peer, args.folder, "clip")
+
+    def feed(tier: str) -> float:
+        evict(path)
+        began, n = time.perf_counter(), 0
+        for batch in fl.Feed(fl.Store.open(path), peers.KINDS["clip"].batch_size, tier=tier):
+            n += len(batch["x"])
+        return n / (time.perf_counter() - began)
+
+    runs: dict[str, Run] = {
+        "numpy memmap": lambda: float(peers.measure_cold(peer, args.folder, "clip")["rows_per_s"]),
+        "frostline disk": lambda: feed("disk"),
+        "frostline mmap": lambda: feed("mmap"),
+    }
+    results = interleave(runs, rounds=max(3, args.rounds // 2))
+    for name, values in results.items():
+        rows.append(
+            row_of(
+                "clip, cold",
+                name,
+                "evicted before each round, one epoch",
+                values,
+                results["numpy memmap"],
+                "numpy memmap",
+            )
+        )
+    common.print_table("cold", rows[-len(runs) :])
+    for other in ("numpy memmap", "frostline mmap"):
+        goals.append(
+            common.goal(
+                f"cold rows: disk tier over {other}",
+                2.0,
+                ratio(results["frostline disk"], results[other]).median,
+            )
+        )
+
+
+def with_workers(args: argparse.Namespace, kind: str, rows: list[Any], goals: list[Any]) -> None:
+    """Loaders as people run them, each in a process of its own, in rounds with ours."""
+    opened = store(args.folder, kind)
+    mine = ours(opened, kind)
+    told: dict[str, dict[str, Any]] = {}
+    results: dict[str, list[float]] = {"frostline mmap": []}
+    for _ in range(args.peer_rounds):
+        for name, peer in peers.PEERS.items():
+            if "unavailable" in told.get(name, {}):
+                continue
+            told[name] = peers.measure_in_venv(peer, args.folder, kind, 2.5)
+            results.setdefault(name, []).append(told[name].get("rows_per_s", 0.0))
+            results["frostline mmap"].append(mine())
+    ours_by_round = results.pop("frostline mmap")
+    per_round = len(ours_by_round) // args.peer_rounds
+    beside = [
+        spread(ours_by_round[i * per_round : (i + 1) * per_round]).median for i in range(args.peer_rounds)
+    ]
+    found = {}
+    first = len(rows)
+    rows.append(
+        row_of(
+            f"{kind}, loaders",
+            "frostline mmap",
+            f"feed in one process, {THREADS} threads",
+            beside,
+            beside,
+            "frostline",
+        )
+    )
+    for name, values in results.items():
+        if "unavailable" in told[name]:
+            rows.append(
+                {
+                    "kind": f"{kind}, loaders",
+                    "name": name,
+                    "unavailable": told[name]["unavailable"],
+                    "settings": told[name]["settings"],
+                }
+            )
+            continue
+        gain = ratio(beside, values)
+        label = f"{name} {told[name]['version']}"
+        rows.append(
+            row_of(f"{kind}, loaders", label, told[name]["settings"], values, beside, "frostline")
+            | {"ours_over_it": gain.median}
+        )
+        if told[name]["way"] == peers.OWN_LOADER:
+            found[name] = gain
+    common.print_table(f"{kind}: loaders as people run them", rows[first:])
+    words = "6 MB" if kind == "clip" else "1.5 KB"
+    best = min(found, key=lambda n: found[n].median)
+    goals.append(common.goal(f"{words} rows: over the best peer loader ({best})", 5.0, found[best].median))
+    if kind == "clip":
+        goals.append(
+            common.goal("6 MB rows: over .pt + DataLoader, two workers", 15.0, found["pt-w2"].median)
+        )
+
+
+def row_of(
+    kind: str,
+    name: str,
+    settings: str,
+    values: list[float],
+    base: list[float],
+    base_name: str,
+    share: float = 1.0,
+) -> dict[str, Any]:
+    layout = peers.KINDS[kind.split(",")[0]]
+    row_bytes = int(np.prod(layout.shape)) * layout.dtype.itemsize * share
+    rate, over = spread(values), ratio(values, base)
+    return {
+        "kind": kind,
+        "name": name,
+        "settings": settings,
+        "rows_per_s": rate.median,
+        "rows_per_s_low": rate.low,
+        "rows_per_s_high": rate.high,
+        "gb_per_s": rate.median * row_bytes / 1e9,
+        f"over_{base_name.replace(' ', '_')}": over.median,
+        "over_low": over.low,
+        "over_high": over.high,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Writes the figures that README.md and docs/benchmarks.md quote, from benchmarks/results/*.json.
+
+`--check` only compares.
+A page says where with a comment `<!-- figures: NAME … -->` and ends the place with `<!-- end of figures -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+_PLACE = re.compile(r"(<!-- figures: (\w+)[^>]*-->\n).*?(<!-- end of figures -->)", re.DOTALL)
+_DEVICES = {"cpu": "2 cores, no GPU", "h200": "NVIDIA H200, 16 cores"}
+
+
+def load() -> dict[str, dict[str, Any]]:
+    """Result files of our own shape, by file name without its ending."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    return {name: record for name, record in found.items() if "goals" in record}
+
+
+def goals(records: dict[str, dict[str, Any]]) -> str:
+    """Every goal, what was measured, whether it was met."""
+    lines = ["| measured | goal | figure | |", "|---|---|---|---|"]
+    for name, record in records.items():
+        for goal in record["goals"]:
+            where = f"{goal['goal']} ({_DEVICES.get(record['device'], record['device'])})"
+            sign = "at most " if goal["met"] and goal["value"] < goal["target"] else ""
+            met = "" if goal["met"] else "**not met**"
+            value = f"[{figure(goal['value'])}](benchmarks/results/{name}.json)"
+            lines.append(f"| {where} | {sign}{figure(goal['target'])} | {value} | {met} |")
+    return "\n".join(lines)
+
+
+def rows(records: dict[str, dict[str, Any]]) -> str:
+    """Every row of every benchmark."""
+    parts = []
+    for name, record in records.items():
+        versions = ", ".join(f"{k} {v}" for k, v in record["versions"].items())
+        device = _DEVICES.get(record["device"], record["device"])
+        where = f"`{record['command']}` on {device}; {versions}; commit {record['commit']}."
+        parts.append(f"### {name}\n\n{where}\n")
+        parts.append(_table(record["rows"]))
+    return "\n".join(parts)
+
+
+def _table(entries: list[dict[str, Any]]) -> str:
+    columns = list(dict.fromkeys(key for entry in entries for key in entry))
+    lines = ["| " + " | ".join(c.replace("_", " ") for c in columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(figure(entry.get(c)) for c in columns) + " |" for entry in entries]
+    return "\n".join(lines) + "\n"
+
+
+def figure(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value).replace("|", "\\|")
+
+
+def filled(text: str, records: dict[str, dict[str, Any]], page: Path) -> str:
+    writers = {"goals": goals, "rows": rows}
+
+    def fill(match: re.Match[str]) -> str:
+        content = writers[match[2]](records)
+        if page.parent != ROOT:
+            content = content.replace("](benchmarks/", "](../benchmarks/")
+        return f"{match[1]}{content}\n{match[3]}"
+
+    return _PLACE.sub(fill, text)
+
+
+def main() -> None:
+    records = load()
+    stale = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        fresh = filled(text, records, page)
+        if fresh != text:
+            stale.append(page.name)
+            if "--check" not in sys.argv:
+                page.write_text(fresh, encoding="utf-8")
+    if stale and "--check" in sys.argv:
+        raise SystemExit(
+            f"{', '.join(stale)}: the figures are not those of benchmarks/results; run scripts/figures"
+        )
+
+
+if __name__ == "__main__":
+    main()
