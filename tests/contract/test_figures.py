@@ -14,7 +14,9 @@ RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*-*.json"))
 
 
 def test_pages_quote_the_result_files() -> None:
-    done = subprocess.run([sys.executable, ROOT / "scripts" / "figures.py", "--check"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "figures.py", "--check"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
