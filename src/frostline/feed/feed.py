@@ -26,7 +26,7 @@ from frostline.store import Table
 log = logging.getLogger("frostline")
 
 _DEPTH = 2
-_GROUP_BYTES = {"cpu": 8 << 20, "cuda": 32 << 20}
+_GROUP_BYTES = {"cpu": 16 << 20, "cuda": 32 << 20}
 _ONE = ""
 _STAYS = ("_schedule", "_ring", "_portions", "_active", "_totals", "_pid")  # in this process
 

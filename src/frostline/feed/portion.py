@@ -132,9 +132,9 @@ class Portion:
         source = self.table.sources([name], positions)[name]
         return source.reader.lengths(*source.reader.locate(source.rows))
 
-    def tasks(self, planned: Planned) -> list[Callable[[], None]]:
-        """Steps that fill the buffer, for any thread; a failure names the row."""
-        tasks = planned.read.tasks(planned.slab.array)
+    def tasks(self, planned: Planned, n_tasks: int) -> list[Callable[[], None]]:
+        """About `n_tasks` steps that fill the buffer, for any threads; a failure names the row."""
+        tasks = planned.read.tasks(planned.slab.array, n_tasks=n_tasks)
         return [blame.guarded(self.table, planned.positions, task) for task in tasks]
 
     def finish(self, planned: Planned, cuts: list[int], stream: Any) -> list[Batch]:

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -70,6 +70,7 @@ class Prefetch:
         self._stream: Any = None
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._n_threads = n_threads
         self._pool = ThreadPoolExecutor(n_threads, "frostline-gather")
         self.wait_s = 0.0
         self.rows = 0
@@ -212,8 +213,14 @@ class Prefetch:
             for other in planned.values():
                 self._ring.give_back(other.slab)
             raise
-        tasks = [task for name, portion in self._portions.items() for task in portion.tasks(planned[name])]
-        return _UnderWay(group, planned, [self._pool.submit(task) for task in tasks])
+        # two tasks a thread: more would cost more than they even out
+        aim = 2 * self._n_threads
+        tasks = deque(
+            task for name, portion in self._portions.items() for task in portion.tasks(planned[name], aim)
+        )
+        # one job a thread, which takes tasks as it goes: a future a task cost more than copying a row
+        jobs = min(self._n_threads, len(tasks))
+        return _UnderWay(group, planned, [self._pool.submit(_work_off, tasks) for _ in range(jobs)])
 
     def _finish(self, work: _UnderWay) -> _Ready:
         for future in work.futures:
@@ -250,6 +257,20 @@ class Prefetch:
         self._conductor.join()
         while not self._ready.empty():  # what it had put before it saw the stop
             self._ready.get_nowait()
+
+
+def _work_off(tasks: deque[Callable[[], None]]) -> None:
+    """Run tasks until none is left; the first that fails ends them all."""
+    while tasks:
+        try:
+            task = tasks.popleft()
+        except IndexError:  # another thread took the last one
+            return
+        try:
+            task()
+        except BaseException:
+            tasks.clear()
+            raise
 
 
 _open: weakref.WeakSet[Prefetch] = weakref.WeakSet()

@@ -23,6 +23,7 @@ from frostline.store.field import TEXT_LIKE, Field
 
 _BINS_PER_DECADE = 8
 _DECADES = 12
+_BLOCK = 1 << 19  # elements decoded at a time: 2 MB as float32
 _MOST_SCALE = torch.finfo(torch.float32).max / 127 * (1 - 2**-23)  # the largest of which 127 are finite
 _BINS = _BINS_PER_DECADE * (_DECADES + 1) + 1
 
@@ -182,7 +183,31 @@ def decode(
         spread = _spread(scales, spec, values)
     if out is None:
         out = torch.empty(values.shape, dtype=torch_dtype(spec.dtype), device=values.device)
+    if values.device.type == "cpu" and values.numel():
+        _multiply_in_blocks(values, spread, out, per_channel=spec.codec == "int8/channel")
+        return out
     return torch.mul(values, spread, out=out)
+
+
+def _multiply_in_blocks(values: Tensor, spread: Tensor, out: Tensor, *, per_channel: bool) -> None:
+    """`torch.mul` of mixed types, the same bits: converted, multiplied and stored while still in the cache.
+
+    Six times as fast on the CPU as one call, which converts whole operands first (docs/log.md).
+    """
+    width = values.shape[-1]
+    pairs = [(values, spread, out)]
+    if per_channel and values.dim() > 2:  # one set of scales for a row's many vectors: row by row
+        pairs = list(zip(values, spread, out, strict=True))
+    step = max(1, _BLOCK // width)
+    block = torch.empty((step, width), dtype=torch.float32)
+    for v, s, o in pairs:
+        v, o = v.reshape(-1, width), o.view(-1, width)
+        s = s.reshape(-1, s.shape[-1])
+        for start in range(0, len(v), step):
+            part = block[: min(step, len(v) - start)]
+            part.copy_(v[start : start + step])
+            part.mul_(s if len(s) == 1 else s[start : start + step])
+            o[start : start + step].copy_(part)
 
 
 def _steady(x: Tensor) -> float:

@@ -165,14 +165,15 @@ class Read:
             * itemsize(values.source.reader.spec.dtype)
         )
 
-    def tasks(self, buffer: Array) -> Iterable[Callable[[], None]]:
-        """Steps that fill `buffer`; any thread may run any of them, in any order."""
+    def tasks(self, buffer: Array, *, n_tasks: int = 1) -> Iterable[Callable[[], None]]:
+        """About `n_tasks` steps that fill `buffer` (fewer where there is little to do), for any threads."""
+        aim = max(_TASK_BYTES, self.n_bytes / n_tasks)
         for starts, offset in self._offsets.values():
             buffer[offset : offset + starts.nbytes].view(np.int64)[:] = starts
         for pieces in self._pieces.values():
             for piece in pieces:
                 row_bytes = piece.n_lines * piece.line_bytes / max(1, self.n_rows)
-                step = max(1, int(_TASK_BYTES / max(1.0, row_bytes)))
+                step = max(1, int(aim / max(1.0, row_bytes)))
                 for lo in range(0, self.n_rows, step):
                     yield _Task(piece, buffer, lo, min(self.n_rows, lo + step))
 

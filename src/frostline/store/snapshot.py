@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,19 @@ class Snapshot:
                 places = places + np.searchsorted(dead - np.arange(len(dead)), places, side="right")
             yield self.runs[i], mine, places
 
+    @cached_property
+    def _shifts(self) -> Array | None:
+        """What turns a position into a row, run by run, where every run's rows follow each other without gaps."""
+        if any(len(r) and int(r.rows[-1]) - int(r.rows[0]) + 1 != len(r) for r in self.runs) or len(
+            self.dead
+        ):
+            return None
+        firsts = np.array([int(run.rows[0]) if len(run) else 0 for run in self.runs], np.int64)
+        return firsts - np.concatenate([[0], self._ends[:-1]])
+
     def row_ids(self, positions: Array) -> Array:
+        if self._shifts is not None and len(self._ends):
+            return positions + self._shifts[np.searchsorted(self._ends, positions, side="right")]
         out = np.empty(len(positions), np.int64)
         for run, mine, places in self._spans(positions):
             out[mine] = run.rows[places]

@@ -42,7 +42,7 @@ def test_cuts_are_batches(all_kinds: fl.Store, tier: str) -> None:
     made = portion(all_kinds, ["number", "ragged", "text"], tier)
     positions = np.array([3, 3, 0, 39, 7])
     planned = made.plan(positions, seed=0, epoch=0, train=True)
-    for task in made.tasks(planned):
+    for task in made.tasks(planned, 4):
         task()
     batches = made.finish(planned, [0, 2, 2, 5], None)
     assert [b["number"].tolist() for b in batches] == [[3, 3], [], [0, 39, 7]]
