@@ -96,8 +96,7 @@ def write_results(
     *,
     also: Path | None = None,
 ) -> Path:
-    """Print the goals and keep the outcome as benchmarks/results/<name>-<device>.json (and in the folder
-    `also`)."""
+    """Print the goals; keep the outcome as benchmarks/results/<name>-<device>.json (and in `also`)."""
     print_table("goals", goals)
     record = {
         "name": name, "device": device, "machine": machine(), "versions": versions(), "commit": git_commit(),

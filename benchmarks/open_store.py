@@ -1,9 +1,8 @@
-"""Opening a large store, finding a key, and what a commit costs after many: `.venv/bin/python
-benchmarks/open_store.py`.
+"""Opening a large store, finding a key, and what a commit costs after many.
 
-One million rows in the index (their values are one number each: the index is what is measured). Files are in
-the page
-cache, as after a run that wrote them. Every figure is the median over rounds, with its ends.
+`.venv/bin/python benchmarks/open_store.py`. One million rows in the index (their values are one number
+each: the index is what is measured). Files are in the page cache, as after a run that wrote them. Every
+figure is the median over rounds, with its ends.
 """
 
 from __future__ import annotations
@@ -99,8 +98,7 @@ def _run(command: list[str]) -> str:
 
 
 def commits(path: Path, marks: list[int], rounds: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The cost of a commit of one row after so many. Every eighth merges runs, so it is averaged over 64
-    commits."""
+    """The cost of a one-row commit after so many, averaged over 64: every eighth merges runs."""
     rows: list[dict[str, Any]] = []
     bytes_of_commit: list[int] = []
     with fl.Store.create(path, FIELDS, rows_per_shard=1) as writer:

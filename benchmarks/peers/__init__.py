@@ -35,6 +35,7 @@ from .measure import (
     measure_in_venv,
     prepared,
     row_numbers,
+    touch,
     warm,
 )
 
@@ -61,5 +62,6 @@ __all__ = [
     "measure_in_venv",
     "prepared",
     "row_numbers",
+    "touch",
     "warm",
 ]  # fmt: skip

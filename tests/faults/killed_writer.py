@@ -1,11 +1,8 @@
-"""The job that is killed: it writes a store from a fixed input, deletes, extends and collects, and can be
-run again.
+"""The job to kill and run again: it writes a store from a fixed input, deletes, extends and collects.
 
-Run as a program it serves: one JSON request a line, for each of which it forks a child that does the job, so
-that
-hundreds of kills cost one import of torch. `kill_call`: the child kills itself at its n-th call that changes
-the
-disk; `kill_after_s`: it is killed from outside, wherever it is.
+Run as a program it serves: one JSON request a line, for each of which it forks a child that does the
+job, so that hundreds of kills cost one import of torch. `kill_call`: the child kills itself at its n-th
+call that changes the disk; `kill_after_s`: it is killed from outside, wherever it is.
 """
 
 from __future__ import annotations
@@ -102,8 +99,7 @@ def job(root: Path) -> None:
 
 
 def _watch(request: dict[str, Any], calls: list[int]) -> None:
-    """Wrap what changes the disk: count it, and kill this process before, half-way through or after a
-    call."""
+    """Wrap what changes the disk: count it; kill this process before, half-way through or after it."""
     write = os.write
     for name in ("write", "fsync", "replace", "unlink", "mkdir", "rmdir", "ftruncate"):
         real = getattr(os, name)

@@ -219,8 +219,7 @@ def _dead(name: str) -> bool:
 
 
 def test_a_row_that_nobody_reads_does_not_stand_in_the_way(tmp_path: Path, faults: Any) -> None:
-    """Damage in one row: the others are read, the damaged one is refused, and writing it anew repairs the
-    store's use."""
+    """Damage in one row: the others are read, it is refused; writing it anew repairs the store's use."""
     root = faults.write(tmp_path / "s")
     place = next((root / "data").glob("*-h/00000000.*"))
     changed = bytearray(place.read_bytes())

@@ -1,5 +1,4 @@
-"""Stores made to do harm: every checksum is right, what stands in them is not. Refused, before memory is
-taken."""
+"""Stores made to do harm: checksums are right, the content is not. Refused before memory is taken."""
 
 from __future__ import annotations
 
@@ -158,8 +157,7 @@ def test_hashes_of_other_keys_hide_rows_and_a_deep_check_says_so(store: Path, fa
 def _change_shard(
     root: Path, field: str, faults: Any, change: Callable[[dict[str, Any], bytearray], Any]
 ) -> None:
-    """Change the header and the bytes of a shard; its length, its checksum, the index and the commit are
-    made to fit."""
+    """Change a shard's header and bytes; length, checksum, index and commit are made to fit."""
     place = next((root / "data").glob(f"*-{field}/00000000.*"))
     data = place.read_bytes()
     length = int.from_bytes(data[:8], "little")

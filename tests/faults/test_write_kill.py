@@ -1,5 +1,7 @@
-"""A writer that is killed, at random moments and at every call that changes the disk, loses nothing that was
-committed; run again, it ends with the bytes of a run that nobody killed."""
+"""A writer that is killed loses nothing that was committed, and run again ends with the same bytes.
+
+Killed at random moments and at every call that changes the disk; compared with a run that nobody killed.
+"""
 
 from __future__ import annotations
 

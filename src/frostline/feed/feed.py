@@ -47,7 +47,9 @@ class Feed:
     Iterating once is one epoch and advances `feed.epoch`. An iteration that is left early leaves
     `state_dict()` where it stopped; the next `iter(feed)` begins the next epoch.
 
-    batch_size: rows of a *global* batch; a rank takes its share of each. order: fl.Shuffle() if None.
+    batch_size: rows of a *global* batch; rank r of W takes [n·r // W, n·(r+1) // W) of its n rows, so
+    shares of a short last batch differ by at most one row and may be empty (an order's drop_last leaves
+    that batch out). order: fl.Shuffle() if None.
     fields: names and fl.Pick's (None: all); {store: fields} for several stores. tier: "auto", one of
     "device", "pinned", "mmap", "disk", or {field: tier}. train=False makes fl.Pick choose as evaluation does.
     budget_bytes: what the device and pinned tiers may take together.
@@ -89,7 +91,8 @@ class Feed:
         """What does not travel to another process: buffers, threads, loaded columns."""
         self._pid = os.getpid()
         self._ring = Ring(depth=_DEPTH, pinned=self.device.type == "cuda")
-        self._portions = {part: self._portion(name) for part, name in self._schedule.parts.items()}
+        shared = {name: self._portion(name) for name in self._tables}  # two parts of one table load it once
+        self._portions = {part: shared[name] for part, name in self._schedule.parts.items()}
         self._active: Prefetch | Resident | None = None
         self._totals = {"batches": 0, "rows": 0, "wait_s": 0.0, "seconds": 0.0}
 
@@ -137,11 +140,10 @@ class Feed:
     def __len__(self) -> int:
         return self.n_batches()
 
-    def _batches_at_once(self) -> float:
-        """How many batches make up what is worth a hand-over between threads, or a copy to the device."""
+    def _rows_at_once(self) -> float:
+        """How many rows make up what is worth a hand-over between threads, or a copy to the device."""
         aim = _GROUP_BYTES.get(self.device.type, _GROUP_BYTES["cpu"])
-        row_bytes = sum(p.row_bytes() for p in self._portions.values())
-        return aim / (max(1, self.batch_size // self.world_size) * row_bytes)
+        return aim * len(self._portions) / sum(p.row_bytes() for p in self._portions.values())
 
     # iterating
 
@@ -169,7 +171,7 @@ class Feed:
                 self._left_early = self._left_early and self._cursor > 0
 
     def _begin(self) -> Prefetch | Resident:
-        groups = self._schedule.groups(self.epoch, self._cursor, self._batches_at_once())
+        groups = self._schedule.groups(self.epoch, self._cursor, self._rows_at_once())
         seed = int(getattr(self.order, "seed", 0))
         draw: dict[str, Any] = {"seed": seed, "epoch": self.epoch, "train": self.train}
         if all(portion.resident for portion in self._portions.values()):
@@ -225,8 +227,12 @@ class Feed:
 
     def stats(self) -> dict[str, Any]:
         """Since the feed was made: batches, rows, seconds iterated and waited for data; tiers; buffers."""
+        totals = dict(self._totals)
+        if self._active is not None:  # of an epoch under way
+            totals["rows"] += self._active.rows
+            totals["wait_s"] += self._active.wait_s
         return {
-            **self._totals, "tiers": {f"{t}.{f}" if t else f: tier for (t, f), tier in self._tiers.items()},
+            **totals, "tiers": {f"{t}.{f}" if t else f: tier for (t, f), tier in self._tiers.items()},
             "ring_depth": self._ring.depth, "buffers_made": self._ring.made,
         }  # fmt: skip
 

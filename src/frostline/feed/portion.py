@@ -60,6 +60,8 @@ class Portion:
             return
         cuda = self.device.type == "cuda"
         for name in self.names:
+            if name in self._device or name in self._host:
+                continue  # an iteration was left while others were loading
             tier = self._tiers[name]
             if tier == "device" and self.device.type != "cpu":
                 self._device[name] = DeviceColumn(self.table, name, self.device, stopped=stopped)

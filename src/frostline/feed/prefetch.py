@@ -28,6 +28,7 @@ from frostline.feed.portion import Planned, Portion
 from frostline.feed.ring import NoRoom, Ring
 from frostline.feed.schedule import Group
 from frostline.feed.tiers import Stopped
+from frostline.store.codecs import DamagedText
 
 _POLL_S = 0.1
 _PATIENCE_S = 1.0  # how long to hope for memory once the consumer waits and has nothing more to give back
@@ -85,9 +86,9 @@ class Prefetch:
             ready = self._next()
             if ready is None:
                 return
-            self._hand_over(ready)
             while ready.batches:
                 self.rows += ready.rows.popleft()
+                hand_over(ready.batches[0], ready.event)
                 yield ready.batches.popleft()
                 self._check_alive()
 
@@ -115,19 +116,6 @@ class Prefetch:
         if isinstance(ready, BaseException):
             raise ready
         return ready  # type: ignore[no-any-return]
-
-    def _hand_over(self, ready: _Ready) -> None:
-        """Make the consumer's stream wait for the copy, and keep the memory until it is done with it."""
-        if ready.event is None:
-            return
-        stream = torch.cuda.current_stream(self._device)
-        stream.wait_event(ready.event)
-        for batch in ready.batches:
-            for portion in batch.values():
-                for value in portion.values():
-                    for tensor in (value.values, value.offsets) if isinstance(value, Ragged) else (value,):
-                        if isinstance(tensor, torch.Tensor):
-                            tensor.record_stream(stream)
 
     # the conductor's side
 
@@ -196,9 +184,9 @@ class Prefetch:
     def _deliver(self, work: _UnderWay) -> None:
         try:
             ready = self._finish(work)
-        except FeedError:
+        except (FeedError, DamagedText) as e:
             if work.group.n_batches == 1:
-                raise
+                raise FeedError(str(e)) from e
             for half in work.group.halves():
                 self._deliver(self._begin(half))
         else:
@@ -248,15 +236,30 @@ class Prefetch:
         raise Stopped
 
     def close(self) -> None:
-        self._stop.set()
         if self._pid != os.getpid():
             return
+        self._stop.set()
         while not self._ready.empty():
             self._ready.get_nowait()
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._conductor.join()
+        # an iterator that the garbage collector finds may be closed on one of our own threads
+        ours = threading.current_thread().name.startswith("frostline-")
+        self._pool.shutdown(wait=not ours, cancel_futures=True)
+        if not ours:
+            self._conductor.join()
         while not self._ready.empty():  # what it had put before it saw the stop
             self._ready.get_nowait()
+
+
+def hand_over(parts: dict[str, Batch], event: Any) -> None:
+    """Make the consumer's stream wait for a batch, and keep its memory until that stream is done with it."""
+    if event is None:
+        return
+    for value in (value for batch in parts.values() for value in batch.values()):
+        for tensor in (value.values, value.offsets) if isinstance(value, Ragged) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                stream = torch.cuda.current_stream(tensor.device)
+                stream.wait_event(event)
+                tensor.record_stream(stream)
 
 
 def _work_off(tasks: deque[Callable[[], None]]) -> None:

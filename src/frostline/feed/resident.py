@@ -7,10 +7,14 @@ There is nothing to read ahead, so there is no thread: handing a batch from one 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
+
+import torch
 
 from frostline.batch import Batch
 from frostline.errors import FeedError
 from frostline.feed.portion import Portion
+from frostline.feed.prefetch import hand_over
 from frostline.feed.schedule import Group
 
 
@@ -31,14 +35,22 @@ class Resident:
             portion.load()
         for group in self._groups:
             parts = {name: self._fetch(name, group) for name in self._portions}
+            event = self._event()
             for i in range(group.n_batches):
                 self.rows += sum(cuts[i + 1] - cuts[i] for cuts in group.cuts.values())
-                yield {name: batches[i] for name, batches in parts.items()}
+                batch = {name: batches[i] for name, batches in parts.items()}
+                hand_over(batch, event)
+                yield batch
                 if self._closed:
                     raise FeedError(
                         "This iteration is over: another one of the same feed began, "
                         "or its epoch or state was set."
                     )
+
+    def _event(self) -> Any:
+        """The end of what was launched: the consumer may go on with the group on another stream."""
+        device = next(iter(self._portions.values())).device
+        return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
     def _fetch(self, name: str, group: Group) -> list[Batch]:
         portion = self._portions[name]

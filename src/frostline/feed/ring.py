@@ -61,6 +61,7 @@ class Ring:
         self.reserve_bytes = reserve_bytes
         self.made = 0
         self._free: deque[Slab] = deque()
+        self._alive: weakref.WeakSet[Slab] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def take(self, n_bytes: int) -> Slab:
@@ -89,6 +90,8 @@ class Ring:
         if free < size + self.reserve_bytes:
             self._shrink(f"{memory.in_words(free)} of host memory left")
         try:
+            if free < size and len(self._alive):  # the kernel would promise it, and end a process later
+                raise MemoryError("the host has too little left, and buffers are still to come back")
             slab = Slab(size, pinned=self.pinned)
         except (MemoryError, OSError, RuntimeError) as e:
             self._shrink(str(e) or type(e).__name__)
@@ -98,6 +101,7 @@ class Ring:
                 "Use a smaller batch, fewer fields, fl.Pick, or free some memory."
             ) from e
         self.made += 1
+        self._alive.add(slab)
         return slab
 
     def _shrink(self, why: str) -> None:

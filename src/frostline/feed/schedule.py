@@ -13,6 +13,7 @@ from frostline.feed.order import Buckets, Sequential, Shuffle
 from frostline.feed.order.base import BoundOrder, RowSequence, share
 from frostline.store import Table
 from frostline.store.runs import Array
+from frostline.store.table import common_positions
 
 _MOST_BATCHES = 64
 _OF_ONE_TABLE = (Shuffle, Sequential, Buckets)
@@ -92,16 +93,15 @@ class Schedule:
     def n_batches(self, epoch: int) -> int:
         return self._bound.n_batches(epoch)
 
-    def groups(self, epoch: int, first: int, batches_at_once: float) -> Iterator[Group]:
-        """The epoch's batches from `first` on, about so many at a time."""
+    def groups(self, epoch: int, first: int, rows_at_once: float) -> Iterator[Group]:
+        """The epoch's batches from `first` on, about so many rows (of all parts) at a time."""
         n = self.n_batches(epoch)
-        size = int(min(_MOST_BATCHES, max(1, batches_at_once)))
+        if self._world_size > 1 or not isinstance(self._bound, RowSequence):
+            yield from self._one_by_one(epoch, first, n, rows_at_once)
+            return
+        size = int(min(_MOST_BATCHES, max(1, rows_at_once / (self._batch_size * len(self.parts)))))
         for start in range(first, n, size):
-            stop = min(n, start + size)
-            if self._world_size == 1 and isinstance(self._bound, RowSequence):
-                yield self._run_of(self._bound, epoch, start, stop)
-            else:
-                yield from self._one_by_one(epoch, start, stop)
+            yield self._run_of(self._bound, epoch, start, min(n, start + size))
 
     def _run_of(self, sequence: RowSequence, epoch: int, start: int, stop: int) -> Group:
         """Several batches of one long sequence, worked out in one go."""
@@ -111,14 +111,19 @@ class Schedule:
         cuts = [*range(0, last - first, size), last - first]
         return Group(stop - start, dict.fromkeys(self.parts, rows), dict.fromkeys(self.parts, cuts))
 
-    def _one_by_one(self, epoch: int, start: int, stop: int) -> Iterator[Group]:
-        rows: list[dict[str, Array]] = []
+    def _one_by_one(self, epoch: int, start: int, stop: int, rows_at_once: float) -> Iterator[Group]:
+        batches: list[dict[str, Array]] = []
+        n_rows = 0
         try:
             for i in range(start, stop):
-                rows.append(self._rows(epoch, i))
+                batches.append(self._rows(epoch, i))
+                n_rows += sum(map(len, batches[-1].values()))
+                if n_rows >= rows_at_once or len(batches) == _MOST_BATCHES:
+                    full, batches, n_rows = batches, [], 0
+                    yield group_of(full)
         finally:  # also when the order fails: the batches before come first
-            if rows:
-                yield group_of(rows)
+            if batches:
+                yield group_of(batches)
 
     def _rows(self, epoch: int, i: int) -> dict[str, Array]:
         """This rank's positions in global batch i, by part."""
@@ -144,9 +149,7 @@ def aligned(order: Any, tables: dict[str, Table]) -> dict[str, Table]:
     """Several tables under an order for one: the rows whose key is in each, in the first one's order."""
     if len(tables) == 1 or not isinstance(order, _OF_ONE_TABLE):
         return tables
-    keys = list(next(iter(tables.values())).keys)
-    places = {name: np.array([t.keys.position(key) for key in keys], np.int64) for name, t in tables.items()}
-    everywhere = np.flatnonzero(np.all([p >= 0 for p in places.values()], axis=0))
-    if not len(everywhere):
+    places = common_positions([table.keys for table in tables.values()])
+    if not len(places[0]):
         raise UsageError(f"Feed({{{', '.join(map(repr, tables))}}}, …): the stores have no key in common.")
-    return {name: table.at(places[name][everywhere]) for name, table in tables.items()}
+    return {name: table.at(at) for (name, table), at in zip(tables.items(), places, strict=True)}

@@ -28,8 +28,7 @@ class Encoded:
 
 
 def checked(name: str, spec: Field, keys: Sequence[str], values: Any) -> Any:
-    """`values` as one tensor [rows, …] where the field is fixed and they came as one, else a list of
-    tensors."""
+    """`values` as one tensor [rows, …] for a fixed field that came as one, else a list of tensors."""
     if not spec.ragged and isinstance(values, torch.Tensor | np.ndarray):
         first = keys[0] if keys else ""
         x = (

@@ -14,8 +14,9 @@ import xxhash
 from frostline.errors import StoreCorrupt, StoreError
 from frostline.store import quarantine
 from frostline.store.column import ColumnReader
-from frostline.store.disk import ASIDE, open_inside, read_inside
+from frostline.store.disk import ASIDE, digest_inside, read_inside
 from frostline.store.manifest import MANIFEST, Column, RunRef, commit_numbers, load_manifest
+from frostline.store.pin import Pin
 from frostline.store.runs import FOLDER as RUNS
 from frostline.store.runs import Run, order_problems, run_problems
 from frostline.store.session import LOG
@@ -23,7 +24,6 @@ from frostline.store.shard import FOLDER as DATA
 from frostline.store.shard import file_name, open_shard
 from frostline.store.snapshot import FileTable, Snapshot
 
-_STEP = 8 << 20
 _LONGEST_LOG = 1 << 30
 
 Progress = Callable[[int, int], None]
@@ -54,7 +54,7 @@ def check_index(snapshot: Snapshot) -> None:
     """Compare one snapshot's index runs with their checksums, and look at their order."""
     for ref, run in zip(snapshot.commit.runs, snapshot.runs, strict=True):
         problems = order_problems(run)
-        if _digest(snapshot.root, None, RUNS, ref.file) != ref.xxh3:
+        if digest_inside(snapshot.root, RUNS, ref.file) != ref.xxh3:
             problems.insert(0, "it does not have its checksum")
         if problems:
             raise StoreCorrupt(
@@ -68,6 +68,7 @@ class _Check:
         self.root, self.deep, self.progress = root, deep, progress
         self.result = CheckResult()
         self._known = {MANIFEST, ".lock", LOG}
+        self._pin: Pin | None = None
         self._total = sum(p.stat().st_size for p in root.rglob("*") if p.is_file()) if progress else 0
 
     def run(self) -> CheckResult:
@@ -93,8 +94,11 @@ class _Check:
     def _commit(self, number: int, rows_per_shard: int, before: Snapshot | None) -> Snapshot | None:
         self._known.add(f"commits/{number:08d}.json")
         try:
+            self._pin = Pin(self.root, number)  # what is being looked at stays, whoever collects beside us
             snapshot = Snapshot(self.root, rows_per_shard, number, after=before)
         except (StoreError, OSError) as e:
+            if number not in commit_numbers(self.root):
+                return before  # collected since it was listed
             self.result.problems.append(str(e))
             return None
         self.result.commits += 1
@@ -116,8 +120,10 @@ class _Check:
                 self._shards(snapshot, run)
 
     def _shards(self, snapshot: Snapshot, run: Run) -> None:
-        """The files that this run names. Each run is looked at once, so that a check costs O(runs), not
-        commits × shards."""
+        """The files that this run names.
+
+        Each run is looked at once, so that a check costs O(runs), not commits × shards.
+        """
         for column in snapshot.commit.columns:
             try:
                 table = snapshot.files(column, runs=[run])
@@ -137,8 +143,7 @@ class _Check:
                 opened.verify(row)
 
     def _rows(self, snapshot: Snapshot) -> None:
-        """Every live row has a value, or a line in the quarantine; a shard without a file waits for an
-        extension."""
+        """Every live row has a value or a quarantine line; a shard with no file awaits an extension."""
         try:
             failed = {(q["row"], q["column"]) for q in snapshot.quarantine() if "column" in q}
             rows = snapshot.row_ids(np.arange(len(snapshot)))
@@ -177,7 +182,7 @@ class _Check:
             self.result.problems += [f"{place}: {problem}" for problem in run_problems(run)]
 
     def _digest(self, place: str, want: str) -> None:
-        got = _digest(self.root, self._step, *place.split("/"))
+        got = digest_inside(self.root, *place.split("/"), step=self._step)
         if got != want:
             self.result.problems.append(
                 f"{place}: checksum {got}, expected {want}; its bytes changed after writing"
@@ -189,8 +194,10 @@ class _Check:
             self.progress(self.result.bytes, self._total)
 
     def _log(self) -> None:
-        """The log is not data; a changed line is named all the same. Half a line at the end is a killed
-        writer's."""
+        """The log is not data; a changed line is named all the same.
+
+        Half a line at the end is a killed writer's.
+        """
         if not os.path.lexists(self.root / LOG):
             return
         try:
@@ -218,16 +225,3 @@ class _Check:
 def _is_sealed(line: bytes) -> bool:
     digest, _, text = line.partition(b" ")
     return digest == xxhash.xxh3_64_hexdigest(text).encode()
-
-
-def _digest(root: Path, step: Callable[[int], None] | None, *parts: str) -> str:
-    fd = open_inside(root, *parts)
-    digest = xxhash.xxh3_64()
-    try:
-        while piece := os.read(fd, _STEP):
-            digest.update(piece)
-            if step:
-                step(len(piece))
-    finally:
-        os.close(fd)
-    return f"{digest.intdigest():016x}"

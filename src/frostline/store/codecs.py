@@ -1,8 +1,7 @@
 """How values become the tensors of a field's parts and come back, and how large the error is.
 
 Encoding works on whole rows and each row's bytes depend on that row alone: the same input gives the same
-bytes
-however it is batched. Decoding runs on any device; int8 is one multiplication there.
+bytes however it is batched. Decoding runs on any device; int8 is one multiplication there.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frostline.errors import FieldError
+from frostline.errors import FieldError, StoreCorrupt
 from frostline.store.container import numpy_dtype
 from frostline.store.field import TEXT_LIKE, Field
 
@@ -46,8 +45,7 @@ def from_bytes(data: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ...]) -
 
 
 def to_tensor(value: Any, spec: Field, name: str, key: str) -> Tensor:
-    """One row's value as a tensor of exactly the field's type and shape, or FieldError that says what
-    came."""
+    """One value as a tensor of exactly the field's type and shape, or FieldError that says what came."""
     if spec.dtype in TEXT_LIKE:
         data = bytearray(_text_bytes(value, spec, name, key))
         return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
@@ -81,8 +79,7 @@ def _any_to_tensor(value: Any, spec: Field, name: str, key: str) -> Tensor:
 
 
 def array_to_tensor(value: Any, name: str, key: str) -> Tensor:
-    """A numpy array's values as a tensor with memory of its own (arrays may be read-only, reversed,
-    big-endian)."""
+    """A numpy array as a tensor with its own memory (arrays may be read-only, reversed, big-endian)."""
     array = np.array(value, order="C")
     try:
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
@@ -108,19 +105,30 @@ def _text_bytes(value: Any, spec: Field, name: str, key: str) -> bytes:
     raise FieldError(f"Row {key!r}, field {name!r}: expected {spec.dtype}, got {type(value).__name__}.")
 
 
+class DamagedText(StoreCorrupt):
+    """A text that does not decode; `place` is its row in the read."""
+
+    def __init__(self, place: int, message: str) -> None:
+        super().__init__(message)
+        self.place = place
+
+
 def text_values(data: memoryview, offsets: list[int], dtype: str) -> list[Any]:
     """Strings, bytes or JSON values out of bytes laid end to end."""
     pieces = [bytes(data[a:b]) for a, b in pairwise(offsets)]
     if dtype == "bytes":
         return pieces
-    if dtype == "str":
-        return [piece.decode() for piece in pieces]
-    return [json.loads(piece) for piece in pieces]
+    out: list[Any] = []
+    try:
+        for piece in pieces:
+            out.append(piece.decode() if dtype == "str" else json.loads(piece))
+    except (ValueError, RecursionError) as e:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise DamagedText(len(out), f"its bytes are not a {dtype} value ({e})") from e
+    return out
 
 
 def encode(x: Tensor, spec: Field, name: str, key: str = "") -> dict[str, Tensor]:
-    """Values → the tensors of `spec.parts`. Fixed fields: x is [n, *shape]; ragged: one row [length,
-    *item]."""
+    """Values → the tensors of `spec.parts`. Fixed: x is [n, *shape]; ragged: one row [length, *item]."""
     if spec.codec == "raw" or spec.dtype in TEXT_LIKE:
         return {"values": x}
     if not spec.codec.startswith("int8"):
@@ -166,8 +174,10 @@ def _spread(scales: Tensor, spec: Field, x: Tensor) -> Tensor:
 def decode(
     parts: dict[str, Tensor], spec: Field, lengths: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """The tensors of `spec.parts` → values in `spec.dtype`, on their device. Ragged: rows end to end, with
-    `lengths`."""
+    """The tensors of `spec.parts` → values in `spec.dtype`, on their device.
+
+    Ragged: rows end to end, with `lengths`.
+    """
     values = parts["values"]
     if spec.codec == "raw":
         return values
@@ -220,8 +230,7 @@ class Error:
     """Encoding error over the rows sampled so far; adds up over shards and commits.
 
     Cosines per token go into a histogram of 1 − cos on a log scale (8 bins a decade), so that quantiles can
-    be
-    kept without keeping tokens; a quantile is therefore good to a bin, the minimum is exact.
+    be kept without keeping tokens; a quantile is therefore good to a bin, the minimum is exact.
     """
 
     rows: int = 0
@@ -233,8 +242,10 @@ class Error:
 
     @classmethod
     def of(cls, value: Tensor, decoded: Tensor) -> Error:
-        """The error of one row, given what decoding gives back. NaN and infinity come through a cast as
-        they are."""
+        """The error of one row, given what decoding gives back.
+
+        NaN and infinity come through a cast as they are.
+        """
         x, y = value.to(torch.float64), decoded.to(torch.float64)
         finite = torch.isfinite(x) & torch.isfinite(y)
         x, y = torch.where(finite, x, 0.0), torch.where(finite, y, 0.0)

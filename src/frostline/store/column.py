@@ -7,6 +7,8 @@ import resource
 import threading
 import weakref
 from collections import OrderedDict
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,11 +24,34 @@ from frostline.store.snapshot import Snapshot
 # Rows from here on are copied one by one; smaller ones in one go, as a Python step a row would cost more
 # than its bytes.
 _BIG_ROW = 16 << 10
+_COUNTED_SHARDS = 1 << 20
+_MOST_MAPPINGS = 30_000  # of the 65,530 that Linux gives a process
 
 
 def touched(shards: Array) -> Array:
-    """Which shards occur, ascending (np.unique sorts; this only counts)."""
-    return np.flatnonzero(np.bincount(shards)) if len(shards) else shards
+    """Which shards occur, ascending. Counting is quicker than np.unique, and takes memory by the largest."""
+    if not len(shards) or int(shards.max()) > _COUNTED_SHARDS:
+        return np.unique(shards)
+    return np.flatnonzero(np.bincount(shards))
+
+
+def by_value(values: Array) -> list[Array]:
+    """The places of each value that occurs, one array a value."""
+    order = np.argsort(values, kind="stable")
+    groups: list[Array] = np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
+    return groups if len(order) else []
+
+
+@cache
+def _descriptor_limit() -> int:
+    """Open files allowed, raised as far as the system lets us: 1,024 would be 256 shards of one field."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 1 << 20 if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(ValueError, OSError):  # the system's own maximum lies lower: what there is has to do
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    return most if soft == resource.RLIM_INFINITY else soft
 
 
 _alive: weakref.WeakSet[ColumnReader] = weakref.WeakSet()
@@ -45,7 +70,6 @@ class ColumnReader:
         self._lock = threading.Lock()
         _alive.add(self)
         self._pid = os.getpid()
-        self._all_dense = bool(self.table.dense.all())
         self._flat: Array | None = None
         self._region: region.Region | None = None
         self._placed = np.zeros(len(self.table.rows), bool)
@@ -67,9 +91,11 @@ class ColumnReader:
 
     @property
     def most_open(self) -> int:
-        """Shards kept open. Each takes two descriptors (its own and the mapping's); all readers share half
-        the limit."""
-        return max(1, min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4 // max(1, len(_alive))))
+        """Shards kept open.
+
+        Each takes two descriptors (its own and the mapping's); all readers share half the limit.
+        """
+        return max(1, min(_descriptor_limit() // 4, _MOST_MAPPINGS) // max(1, len(_alive)))
 
     def present(self, rows: Array) -> Array:
         """Which of these rows this field has (an extension may be under way, or have failed on some)."""
@@ -96,9 +122,10 @@ class ColumnReader:
             return shards, files
         # −1 picks the last file here; those rows are −1 in the end all the same
         places = np.where((files >= 0) & (places < self.table.rows[files]), places, -1)
-        for file in np.unique(files[(files >= 0) & (self.table.dense[files] == 0)]):
-            mine = np.flatnonzero(files == file)
-            held = self.shard(int(self.table.shard[file])).rows
+        sparse = np.flatnonzero((files >= 0) & (self.table.dense[files] == 0))
+        for group in by_value(files[sparse]):
+            mine = sparse[group]
+            held = self.shard(int(shards[mine[0]])).rows
             local = rows[mine] % size
             found = np.minimum(np.searchsorted(held, local), len(held) - 1)
             places[mine] = np.where(held[found] == local, found, -1)
@@ -107,11 +134,10 @@ class ColumnReader:
     def lengths(self, shards: Array, places: Array) -> Array:
         """Ragged rows' lengths."""
         out = np.empty(len(shards), np.int64)
-        for shard in touched(shards):
-            mine = np.flatnonzero(shards == shard)
-            offsets = self.shard(int(shard)).offsets
+        for mine in by_value(shards):
+            offsets = self.shard(int(shards[mine[0]])).offsets
             if offsets is None:
-                raise StoreCorrupt(f"Field {self.column.name!r}: shard {shard} has no offsets.")
+                raise StoreCorrupt(f"Field {self.column.name!r}: shard {shards[mine[0]]} has no offsets.")
             at = places[mine]
             out[mine] = offsets[at + 1] - offsets[at]
         return out
@@ -128,8 +154,7 @@ class ColumnReader:
         chosen: Array | None = None,
         direct: bool = False,
     ) -> None:
-        """Rows of a fixed part. `chosen` [rows, k]: only these lines of the first dimension. `direct`:
-        preadv."""
+        """Rows of a fixed part. `chosen` [rows, k]: only these lines of axis 0. `direct`: preadv."""
         if chosen is None and not direct and part.width < _BIG_ROW:
             self._copy_small(part, shards, places, out)
         else:
@@ -154,10 +179,8 @@ class ColumnReader:
             flat = self._map_shards(part, slots, slot_bytes)
             np.take(flat, slots * self.snapshot.rows_per_shard + places, axis=0, out=out, mode="clip")
             return
-        order = np.argsort(shards, kind="stable")
-        for mine in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
-            if len(mine):
-                out[mine] = self.shard(int(shards[mine[0]])).view(part)[places[mine]]
+        for mine in by_value(shards):
+            out[mine] = self.shard(int(shards[mine[0]])).view(part)[places[mine]]
 
     def _map_shards(self, part: Part, slots: Array, slot_bytes: int) -> Array:
         """The field's values as one array, one slot a file, with at least these files in it."""
@@ -198,8 +221,7 @@ class ColumnReader:
         chosen: Array | None = None,
         direct: bool = False,
     ) -> None:
-        """Rows of a ragged part, row i to `out[starts[i]:starts[i + 1]]`; with `chosen`, only those items
-        of each row."""
+        """Rows of a ragged part, row i to `out[starts[i]:starts[i + 1]]`; `chosen`: only those items."""
         for i, (shard, place) in enumerate(zip(shards.tolist(), places.tolist(), strict=True)):
             source = self.shard(shard)
             begin, end = source.bounds(part, place)

@@ -1,9 +1,8 @@
 """The safetensors container, written so that a chosen tensor starts on a page, and parsed without trust.
 
-A file is: u64 length of the header, the header (JSON, padded with spaces), the tensors' bytes end to end. The
-library that bears the name reads these files; we write and map them ourselves because it can neither align
-the
-data nor hand out offsets for `preadv`.
+A file is: u64 length of the header, the header (JSON, padded with spaces), the tensors' bytes end to
+end. The library that bears the name reads these files; we write and map them ourselves because it can
+neither align the data nor hand out offsets for `preadv`.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class Entry:
 
 
 def header(tensors: Tensors, metadata: dict[str, str], *, on_page: str) -> bytes:
-    """Length and header for tensors (name → dtype, shape) in this order, padded so that `on_page` starts
-    on a page."""
+    """Length and header of tensors (name → dtype, shape) in order, padded to put `on_page` on a page."""
     table: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     place = anchor = 0
     for name, (dtype, shape) in tensors.items():
@@ -78,8 +76,7 @@ def header(tensors: Tensors, metadata: dict[str, str], *, on_page: str) -> bytes
 
 
 def parse(fd: int, name: str) -> dict[str, Entry]:
-    """The tensors of an open file, or StoreCorrupt: lengths, types and places are checked against the file
-    itself."""
+    """An open file's tensors, or StoreCorrupt; lengths, types and places are checked against it."""
     size = os.fstat(fd).st_size
     start = os.pread(fd, 8, 0)
     length = int.from_bytes(start, "little")

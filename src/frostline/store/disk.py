@@ -14,7 +14,7 @@ import shutil
 import socket
 import stat
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from frostline.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked
 ASIDE = ".aside"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _WRITE_STEP = 64 << 20
+_READ_STEP = 8 << 20
 
 
 def sync_folder(folder: Path) -> None:
@@ -46,8 +47,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, chunks: Iterable[Any]) -> tuple[int, int]:
-    """Write `chunks` (buffers) to `path` so that a crash leaves the old state or the new; → (bytes,
-    xxh3-64)."""
+    """Write `chunks` (buffers) to `path`: a crash leaves the old state or the new; → bytes, xxh3-64."""
     aside = path.with_name(path.name + ASIDE)
     buffers = [memoryview(chunk).cast("B") for chunk in chunks]
     size = sum(b.nbytes for b in buffers)
@@ -169,6 +169,20 @@ def refuse_links(*folders: Path) -> None:
 _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
+def digest_inside(root: Path, *parts: str, step: Callable[[int], None] | None = None) -> str:
+    """xxh3-64 of a whole file, in 16 digits; `step` hears how many bytes were read."""
+    fd = open_inside(root, *parts)
+    digest = xxhash.xxh3_64()
+    try:
+        while piece := os.read(fd, _READ_STEP):
+            digest.update(piece)
+            if step:
+                step(len(piece))
+    finally:
+        os.close(fd)
+    return f"{digest.intdigest():016x}"
+
+
 class Lock:
     """The one-writer lock: flock on `.lock`, which the kernel frees when its owner dies."""
 
@@ -185,9 +199,10 @@ class Lock:
                 raise StoreError(
                     f"{root}: this file system refuses flock ({e}); a store is written on one that has it."
                 ) from e
+            ours = f'"pid": {os.getpid()},' in owner
+            who = f"this process ({owner}): close its writer" if ours else f"another process ({owner})"
             raise StoreLocked(
-                f"{root} is being written by another process ({owner}). One writer at a time: wait for it, "
-                f"or stop it."
+                f"{root} is being written by {who}. One writer at a time: wait for it, or stop it."
             ) from e
         self._fd, self._pid = fd, os.getpid()
         _locks.add(self)
@@ -205,8 +220,7 @@ class Lock:
 
 
 def _let_go_in_child() -> None:
-    """A forked child shares the open file, and with it the lock: it would outlive the writer in every
-    worker process."""
+    """A forked child shares the open file and its lock, which would outlive the writer in workers."""
     for lock in list(_locks):
         lock.release()
 

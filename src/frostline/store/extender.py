@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -38,12 +39,12 @@ class Extender:
     """Adds fields to the rows that are there. `pending` lists the keys that still lack them, shard by shard.
 
     A shard is written and committed when each of its rows has come, or is in quarantine; other shards wait
-    in memory,
-    so rows are best given in the order of `pending`.
+    in memory, so rows are best given in the order of `pending`.
     """
 
     def __init__(self, session: Session, fields: dict[str, Field]) -> None:
         self._session = session
+        self._pid = os.getpid()
         commit = session.snapshot.commit
         old = {c.name: c.field for c in commit.columns}
         clash = [n for n, f in fields.items() if n in old and _other(old[n], f)]
@@ -93,8 +94,7 @@ class Extender:
         self.append_batch([key], {name: [value] for name, value in values.items()})
 
     def append_batch(self, keys: Sequence[str], values: dict[str, Any]) -> None:
-        """The same for several keys: for each new field a tensor [rows, …] or a list. All are taken, or
-        none."""
+        """The same for several keys; per field a tensor [rows, …] or a list. All are taken, or none."""
         keys = list(keys)
         if set(values) != set(self._names):
             raise FieldError(
@@ -130,9 +130,10 @@ class Extender:
         self._write_if_whole(shard)
 
     def _place(self, key: str) -> tuple[int, int]:
-        if self._closed:
+        if self._closed or self._pid != os.getpid():
             raise UsageError(
-                "This writer is closed. Open the store again with fl.Store.extend(path, fields)."
+                "This writer is closed, or a fork of another process's. Open the store again with "
+                "fl.Store.extend(path, fields)."
             )
         row = self._session.snapshot.find(key)
         if row < 0:
@@ -189,8 +190,7 @@ class Extender:
         self._fresh = ()
 
     def close(self) -> None:
-        """Let the store go. Values of shards that are not whole are dropped; `pending` will name them
-        again."""
+        """Let the store go. Values of unfinished shards are dropped; `pending` will name them again."""
         try:
             if not self._closed and self._fresh and not self._todo:
                 self._commit(

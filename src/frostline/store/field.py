@@ -125,8 +125,7 @@ class Field:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The tensors stored for this field; the values come last in the file, so that they start on a
-        page."""
+        """The tensors stored for this field; the values come last, so that they start on a page."""
         shape, ragged = self.item_shape, self.ragged
         if self.dtype in TEXT_LIKE:
             return (Part("values", "uint8", (), True),)

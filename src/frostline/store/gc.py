@@ -1,10 +1,8 @@
-"""Give back what no snapshot needs: old commits and runs, retired fields, dead rows, leftovers of killed
-writers.
+"""Free what no snapshot needs: old commits, runs, retired fields, dead rows, killed writers' leftovers.
 
-A snapshot that some reader has open is needed (readers hold a shared lock on their commit's file). Dead rows
-sit among
-live ones; a shard in which their share reaches `min_dead` is written anew without them, under the same row
-numbers.
+A snapshot that some reader has open is needed (readers hold a shared lock on their commit's file). Dead
+rows sit among live ones; a shard in which their share reaches `min_dead` is written anew without them,
+under the same row numbers.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from frostline.store import quarantine
+from frostline.store.check import check_index
 from frostline.store.disk import sync_folder
 from frostline.store.manifest import Column, Commit, RunRef, commit_numbers
 from frostline.store.runs import FOLDER as RUNS
@@ -25,8 +24,6 @@ from frostline.store.session import FileEntry, Session
 from frostline.store.shard import FOLDER as DATA
 from frostline.store.shard import file_name, open_shard, write
 from frostline.store.snapshot import FileTable, Snapshot
-
-_MOST_ROWS = 1 << 26  # beyond this, runs are left as they are rather than merged in memory
 
 
 @dataclass(frozen=True)
@@ -40,8 +37,10 @@ class Collected:
 
 
 def collect(root: Path, *, min_dead: float = 0.5, dry_run: bool = False) -> Collected:
-    """Free what is not needed. `min_dead`: rewrite shards in which at least this share of rows is dead
-    (over 1: none)."""
+    """Free what is not needed.
+
+    `min_dead`: rewrite shards in which at least this share of rows is dead (over 1: none).
+    """
     session = Session(root)
     try:
         rewrites = _shards_to_rewrite(session.snapshot, min_dead)
@@ -93,10 +92,8 @@ def _compact(session: Session, rewrites: dict[int, set[int]]) -> None:
     snapshot = session.snapshot
     live_columns = {c.number for c in snapshot.commit.columns}
     held = {int(c) for run in snapshot.runs for c in np.unique(run.file_column)}
-    small = len(snapshot) <= _MOST_ROWS
-    if not any(rewrites.values()) and not (
-        small and (len(snapshot.runs) > 1 or held - live_columns or len(snapshot.dead))
-    ):
+    stale = len(snapshot.runs) > 1 or held - live_columns or len(snapshot.dead)
+    if not any(rewrites.values()) and not stale:
         return
     entries: list[FileEntry] = []
     dropped: set[tuple[int, int]] = set()
@@ -115,6 +112,7 @@ def _compact(session: Session, rewrites: dict[int, set[int]]) -> None:
             **file_table(entries),
         }
     )
+    check_index(snapshot)
     run = merge([*snapshot.runs, fresh], keep_columns=live_columns)
     run = _without(run, dropped)
     run.arrays["tombstones"] = empty
@@ -143,6 +141,8 @@ def _rewrite(
         if not len(places):
             dropped.add((column.number, shard))
             continue
+        for place in places:
+            opened.verify(int(place))  # damage must not get a fresh checksum
         parts, lengths = {}, []
         for part in column.field.parts:
             view = opened.view(part)
@@ -164,11 +164,12 @@ def _without(run: Run, dropped: set[tuple[int, int]]) -> Run:
 
 
 def _pinned(root: Path, number: int, freed: list[int], *, dry_run: bool) -> bool:
-    """Whether a reader holds this commit. If not, its file goes at once, under the lock: a reader that comes
-    now
-    finds it locked or without a name, and looks for a newer one."""
+    """Whether a reader holds this commit. If not, its file goes at once, under the lock.
+
+    A reader that comes now finds it locked or without a name, and looks for a newer one.
+    """
     path = root / "commits" / f"{number:08d}.json"
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)  # NFS wants it writable
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         freed[0] += 1
@@ -196,8 +197,7 @@ def _files_of(snapshot: Snapshot) -> set[Path]:
 
 
 def _unlink(root: Path, needed: set[Path], freed: list[int], *, dry_run: bool) -> None:
-    """Remove what is not needed from the store's own folders: commits first, so that none names what is
-    gone."""
+    """Remove what is not needed from the store's folders: commits first, so none names what is gone."""
     for top in ("commits", RUNS, DATA):
         if not dry_run:
             sync_folder(root / "commits")

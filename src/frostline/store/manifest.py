@@ -1,10 +1,8 @@
-"""The store's own records: `manifest.json` (once) and `commits/N.json` (one a commit), canonical and
-checksummed.
+"""The store's own records, canonical and checksummed: `manifest.json` and one `commits/N.json` a commit.
 
-A commit is a whole snapshot in a few kilobytes: the fields, the totals, and the short list of index runs that
-together hold every row. The list stays short because runs are merged (see runs.py), so a commit's size grows
-with the
-logarithm of the number of commits and never with the number of shards.
+A commit is a whole snapshot in a few kilobytes: the fields, the totals, and the short list of index runs
+that together hold every row. The list stays short because runs are merged (see runs.py), so a commit's
+size grows with the logarithm of the number of commits and never with the number of shards.
 """
 
 from __future__ import annotations

@@ -40,8 +40,7 @@ class Pin:
             if e.errno in (errno.EAGAIN, errno.EACCES):
                 os.close(fd)
                 return False
-            # No locks on this file system: the snapshot is read all the same, but gc elsewhere would not
-            # see it.
+            # No locks on this file system: the snapshot is read all the same, unseen by gc elsewhere.
         if not os.fstat(fd).st_nlink:
             os.close(fd)
             return False

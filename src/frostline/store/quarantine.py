@@ -1,10 +1,9 @@
 """The quarantine list: inputs that failed, and why, as lines of JSON in the index runs.
 
 A line is `key`, `reason`, `input`; one about a field that could not be added to a row has also `field`,
-`column`, `row` and
-`shard`. Later lines about the same (key, column) replace earlier ones. `{"key": …, "released": true}` ends a
-line
-without a column: the key came in after all. A line with a column stands as long as its row and its column do.
+`column`, `row` and `shard`. Later lines about the same (key, column) replace earlier ones.
+`{"key": …, "released": true}` ends a line without a column: the key came in after all. A line with a
+column stands as long as its row and its column do.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A read: some fields of some rows, laid out in one buffer, filled in pieces, decoded on any device.
 
 Everything that reads a store goes through here: `Store.rows` with a fresh buffer and one thread, the feed
-with a
-ring of buffers and many. Encoded parts of all fields lie in one buffer (one copy to the device); strings
-come last, so that they stay on the host.
+with a ring of buffers and many. Encoded parts of all fields lie in one buffer (one copy to the device);
+strings come last, so that they stay on the host.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from frostline.batch import Ragged
 from frostline.errors import StoreCorrupt
-from frostline.store.codecs import decode, text_values, torch_dtype
+from frostline.store.codecs import DamagedText, decode, text_values, torch_dtype
 from frostline.store.column import ColumnReader, touched
 from frostline.store.container import itemsize
 from frostline.store.field import TEXT_LIKE, Field, Part
@@ -80,8 +79,7 @@ class _Piece:
 
 
 def follows_pick(spec: Field, part: Part) -> bool:
-    """Whether a part has the field's first dimension (scales per channel have not, nor has the scale of
-    one vector)."""
+    """Whether a part has the field's first dimension (scales per channel or of one vector have not)."""
     return part.name == "values" or (spec.codec == "int8/token" and part.shape != ())
 
 
@@ -242,7 +240,14 @@ class Read:
         piece = self._pieces[name][0]
         starts = piece.starts if piece.starts is not None else np.zeros(1, np.int64)
         data = host[piece.offset : piece.offset + piece.n_lines]
-        return text_values(data.data, starts.tolist(), spec.dtype)
+        try:
+            return text_values(data.data, starts.tolist(), spec.dtype)
+        except DamagedText as e:
+            snapshot, rows = piece.source.reader.snapshot, piece.source.rows
+            key = snapshot.keys(snapshot.positions_of_rows(rows[[e.place]]))[0]
+            where = f"Key {key!r}, field {name!r}, shard {int(piece.shards[e.place])}"
+            message = f"{where}: {e}; `frostline store check` shows all damage."
+            raise DamagedText(e.place, message) from e
 
 
 @dataclass(frozen=True)
@@ -260,10 +265,6 @@ class _Task:
         """The field, shards and rows, for error messages."""
         shards = sorted(set(self.piece.shards[self.lo : self.hi].tolist()))
         return f"field {self.piece.source.reader.column.name!r}, shard{'s' * (len(shards) > 1)} {shards[:4]}"
-
-    @property
-    def rows(self) -> Array:
-        return self.piece.source.rows[self.lo : self.hi]
 
 
 def _view(data: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

@@ -1,5 +1,7 @@
-"""`Store`: the way in. Creating, appending and extending give writers; opening gives a snapshot that stays
-as it is."""
+"""`Store`: the way in.
+
+Creating, appending and extending give writers; opening gives a snapshot that stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-
-import numpy as np
 
 from frostline.errors import FieldError, StoreError, UsageError
 from frostline.store import extender
@@ -19,7 +19,7 @@ from frostline.store.field import Field, check_fields
 from frostline.store.manifest import MAX_ROWS_PER_SHARD, Commit, commit_numbers
 from frostline.store.pin import Pin
 from frostline.store.session import Session, make_store
-from frostline.store.table import Table, open_member
+from frostline.store.table import Table, common_positions, open_member
 from frostline.store.writer import Writer
 
 PathLike = str | os.PathLike[str]
@@ -67,8 +67,7 @@ class Store(Table):
     def create(
         path: PathLike, fields: dict[str, Field], *, rows_per_shard: int | None = None, resume: bool = False
     ) -> Writer:
-        """A new store and its writer. resume=True goes on with a store of the same fields that is there
-        already."""
+        """A new store and its writer. resume=True goes on with one of the same fields that is there."""
         root = _local(path)
         check_fields(fields)
         rows = default_rows_per_shard(fields) if rows_per_shard is None else rows_per_shard
@@ -90,8 +89,7 @@ class Store(Table):
 
     @staticmethod
     def extend(path: PathLike, fields: dict[str, Field]) -> Extender:
-        """A writer that adds fields to the rows that are there; run again, it goes on after the last whole
-        shard."""
+        """A writer that adds fields to the rows; run again, it goes on after the last whole shard."""
         check_fields(fields)
         session = Session(_local(path))
         return _released_on_error(session, lambda: Extender(_begun(session), fields))
@@ -118,18 +116,9 @@ class Store(Table):
                 if repeated
                 else "Store.join takes two or more stores."
             )
-        keys = list(tables[0].keys)
-        places = np.stack(
-            [np.fromiter((t.keys.position(key) for key in keys), np.int64, len(keys)) for t in tables]
-        )
-        both = np.flatnonzero((places >= 0).all(0))
-        return Table(
-            [
-                member
-                for table, at in zip(tables, places, strict=True)
-                for member in table.at(at[both])._members
-            ]
-        )
+        places = common_positions([table.keys for table in tables])
+        joined = [table.at(at) for table, at in zip(tables, places, strict=True)]
+        return Table([member for table in joined for member in table._members])
 
     @property
     def commit(self) -> Commit:

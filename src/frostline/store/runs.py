@@ -1,10 +1,9 @@
 """Index runs: which rows there are, what they are called, which files hold them.
 
-A run is a safetensors file that covers one or more commits: its rows in ascending order with their keys, the
-same
-rows sorted by key hash, tombstones of rows that died, and the shard files that were written. Eight
-neighbouring runs of a level
-become one of the next, so a store of n commits has O(log n) runs and a row is rewritten O(log n) times.
+A run is a safetensors file that covers one or more commits: its rows in ascending order with their keys,
+the same rows sorted by key hash, tombstones of rows that died, and the shard files that were written.
+Eight neighbouring runs of a level become one of the next, so a store of n commits has O(log n) runs and
+a row is rewritten O(log n) times.
 """
 
 from __future__ import annotations
@@ -145,8 +144,7 @@ def file_table(entries: list[tuple[int, int, int, int, bool, int, int]]) -> dict
 
 
 def merge(runs: Sequence[Run], *, keep_columns: set[int] | None = None) -> Run:
-    """Neighbouring runs as one: rows that a tombstone of theirs kills are dropped, a newer file replaces
-    an older."""
+    """Neighbouring runs as one: rows their tombstones kill are dropped, newer files replace older."""
     rows = np.concatenate([r.rows for r in runs])
     dead = np.concatenate([r.tombstones for r in runs])
     alive = ~np.isin(rows, dead)

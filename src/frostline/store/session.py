@@ -17,7 +17,16 @@ import xxhash
 from frostline.errors import FieldError, StoreCorrupt, StoreError
 from frostline.store import quarantine
 from frostline.store.codecs import Error
-from frostline.store.disk import ASIDE, Lock, explained, make_folder, refuse_links, write_all, write_whole
+from frostline.store.disk import (
+    ASIDE,
+    Lock,
+    digest_inside,
+    explained,
+    make_folder,
+    refuse_links,
+    write_all,
+    write_whole,
+)
 from frostline.store.field import Field
 from frostline.store.manifest import (
     MANIFEST,
@@ -73,8 +82,10 @@ class Session:
         next_shard: int,
         next_column: int,
     ) -> None:
-        """Make what was written part of the store: the index run, then the commit file, the one moment
-        that counts."""
+        """Make what was written part of the store.
+
+        The index run comes first, then the commit file, the one moment that counts.
+        """
         old = self.snapshot.commit
         rows = np.zeros(0, np.int64) if rows is None else rows
         lines = [*failed, *self._releases(keys, failed)]
@@ -127,9 +138,19 @@ class Session:
             rows = sum(ref.rows for ref in tail) + len(run)
             if len(tail) < FANOUT - 1 or any(ref.level != level for ref in tail) or rows > MAX_MERGED_ROWS:
                 return tuple(refs), run, first, level
+            for ref in tail:
+                self._refuse_damaged(ref)
             run = merge([*runs[-(FANOUT - 1) :], run])
             first, level = tail[0].first, level + 1
             del refs[-(FANOUT - 1) :], runs[-(FANOUT - 1) :]
+
+    def _refuse_damaged(self, ref: RunRef) -> None:
+        """Merged into a new run, damage would get a fresh checksum."""
+        if digest_inside(self.root, FOLDER, ref.file) != ref.xxh3:
+            raise StoreCorrupt(
+                f"{self.root}/{FOLDER}/{ref.file} does not have its checksum. "
+                f"Run `frostline store check {self.root}` to see all that is damaged."
+            )
 
     def write_run(self, run: Run, first: int, level: int) -> RunRef:
         ref = RunRef(first, self.next_commit, level, len(run), 0, "")
@@ -178,8 +199,7 @@ def _sweep(root: Path) -> None:
 
 
 def refuse_foreign(root: Path) -> None:
-    """StoreError unless a store can be made at `root`: it is not there, empty, or left by a killed
-    creation."""
+    """StoreError unless a store can be made at `root`: absent, empty, or left by a killed creation."""
     ours = {"commits", FOLDER, DATA, ".lock", MANIFEST, MANIFEST + ASIDE}
     if root.exists() and (not root.is_dir() or any(p.name not in ours for p in root.iterdir())):
         raise StoreError(
@@ -192,8 +212,7 @@ def refuse_foreign(root: Path) -> None:
 
 
 def make_store(root: Path, rows_per_shard: int) -> None:
-    """The empty store; the manifest comes last, so that a killed creation leaves nothing that looks like
-    one."""
+    """The empty store; the manifest comes last: a killed creation leaves nothing that looks like one."""
     refuse_foreign(root)
     make_folder(root)
     lock = Lock(root)

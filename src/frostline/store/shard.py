@@ -1,10 +1,8 @@
 """One shard file: the rows of one field in one row range, with a checksum for each.
 
 Tensors, in file order: `checksums` u64 [n], `rows` i64 [n] (place in the range), `offsets` i64 [n + 1]
-(ragged fields
-only), `scales` (int8 codecs only), `pad` (4 bytes, where the scales would leave the tensors before them off
-their
-alignment), `values` (starts on a page).
+(ragged fields only), `scales` (int8 codecs only), `pad` (4 bytes, where the scales would leave the
+tensors before them off their alignment), `values` (starts on a page).
 """
 
 from __future__ import annotations
@@ -152,8 +150,7 @@ class Shard:
 
 
 def open_shard(root: Path, column: Column, table: FileTable, shard: int, rows_per_shard: int) -> Shard:
-    """Map a shard file. Its size, header, types, shapes and offsets are checked first; nothing is taken on
-    trust."""
+    """Map a shard file. Its size, header, types, shapes and offsets are checked first, not trusted."""
     at = int(table.at(np.array([shard]))[0])
     if at < 0:
         raise StoreCorrupt(f"{root}: field {column.name!r} has no file for shard {shard}.")

@@ -1,7 +1,6 @@
 """One commit as a table of live rows: position ↔ row ↔ key, and which file holds which rows.
 
-A *row* is a number for life (shard = row // R). A *position* counts the live rows of this snapshot, 0 … n −
-1.
+A *row* is a number for life (shard = row // R). A *position* counts the snapshot's live rows, 0 … n − 1.
 Nothing here is O(rows) in memory: runs stay mapped, only tombstones and the file table are loaded.
 """
 
@@ -23,8 +22,10 @@ from frostline.store.runs import Array, Run, key_hash, open_run
 
 @dataclass(frozen=True)
 class FileTable:
-    """The shard files of one column, ascending by shard. As large as the index itself, whatever numbers
-    stand in it."""
+    """The shard files of one column, ascending by shard.
+
+    As large as the index itself, whatever numbers stand in it.
+    """
 
     shard: Array
     rows: Array
@@ -100,13 +101,13 @@ class Snapshot:
 
     @cached_property
     def _shifts(self) -> Array | None:
-        """What turns a position into a row, run by run, where every run's rows follow each other without gaps."""
-        if any(len(r) and int(r.rows[-1]) - int(r.rows[0]) + 1 != len(r) for r in self.runs) or len(
-            self.dead
-        ):
+        """What turns a position into a row, run by run, where no run has a gap between its rows."""
+        gaps = any(len(run) and int(run.rows[-1]) - int(run.rows[0]) + 1 != len(run) for run in self.runs)
+        if gaps or len(self.dead):
             return None
         firsts = np.array([int(run.rows[0]) if len(run) else 0 for run in self.runs], np.int64)
-        return firsts - np.concatenate([[0], self._ends[:-1]])
+        shifts: Array = firsts - np.concatenate([[0], self._ends[:-1]])
+        return shifts
 
     def row_ids(self, positions: Array) -> Array:
         if self._shifts is not None and len(self._ends):
@@ -122,6 +123,18 @@ class Snapshot:
             where = range(len(positions)) if isinstance(mine, slice) else mine
             for i, place in zip(where, places.tolist(), strict=True):
                 out[i] = run.text(place)
+        return out
+
+    def hashes(self) -> Array:
+        """The hashes of all live keys, by position."""
+        out = np.empty(len(self), np.uint64)
+        start = 0
+        for run, dead in zip(self.runs, self._dead_places, strict=True):
+            by_place = np.empty(len(run), np.uint64)
+            by_place[run.hash_order] = run.hashes
+            live = np.delete(by_place, dead)
+            out[start : start + len(live)] = live
+            start += len(live)
         return out
 
     def positions_of_rows(self, rows: Array) -> Array:
@@ -151,10 +164,6 @@ class Snapshot:
     def _is_dead(self, row: int) -> bool:
         place = int(np.searchsorted(self.dead, row)) if len(self.dead) else 0
         return place < len(self.dead) and int(self.dead[place]) == row
-
-    def find_many(self, keys: Sequence[str]) -> Array:
-        """Live rows by key, −1 where there is none."""
-        return np.fromiter((self.find(key) for key in keys), np.int64, len(keys))
 
     def live_rows(self, shard: int) -> Array:
         """Live rows of one shard, ascending."""

@@ -1,10 +1,10 @@
-"""Rows with named fields: what a store, a join of stores and a subset of rows have in common, and what a
-feed reads."""
+"""Rows with named fields: what a store, a join and a subset of rows share, and what a feed reads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -21,6 +21,9 @@ from frostline.store.runs import Array
 from frostline.store.snapshot import Snapshot
 
 _CHUNK = 1 << 20  # rows looked at in one go
+
+
+_KEYS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,18 @@ class Member:
         return Member(
             self.snapshot, self.readers, positions if self.positions is None else self.positions[positions]
         )
+
+    def place_of(self, position: int) -> int:
+        """Where a position of the snapshot stands among these; −1 where it does not."""
+        order, ascending = self._sorted
+        at = int(np.searchsorted(ascending, position))
+        return int(order[at]) if at < len(ascending) and int(ascending[at]) == position else -1
+
+    @cached_property
+    def _sorted(self) -> tuple[Array, Array]:
+        positions = np.arange(len(self)) if self.positions is None else self.positions
+        order = np.argsort(positions, kind="stable")
+        return order, positions[order]
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a worker process opens the same commit anew; open files do not travel
@@ -102,10 +117,35 @@ class Keys(Sequence[str]):
         if row < 0:
             return -1
         position = int(snapshot.positions_of_rows(np.array([row]))[0])
-        if self._member.positions is None:
-            return position
-        found = np.flatnonzero(self._member.positions == position)
-        return int(found[0]) if len(found) else -1
+        return position if self._member.positions is None else self._member.place_of(position)
+
+    def hashes(self) -> Array:
+        """xxh3-64 of every key, in row order."""
+        whole = self._member.snapshot.hashes()
+        return whole if self._member.positions is None else whole[self._member.positions]
+
+
+def common_positions(tables: Sequence[Keys]) -> list[Array]:
+    """Where the keys that all of these have stand in each of them, in the order of the first."""
+    first = tables[0]
+    hashes = first.hashes()
+    places = [np.arange(len(first))]
+    for other in tables[1:]:
+        theirs = other.hashes()
+        order = np.argsort(theirs, kind="stable")
+        at = np.minimum(np.searchsorted(theirs, hashes, sorter=order), max(0, len(theirs) - 1))
+        place = np.full(len(first), -1)
+        if len(theirs):
+            place = np.where(theirs[order[at]] == hashes, order[at], -1)
+        found = np.flatnonzero(place >= 0)
+        for start in range(0, len(found), _KEYS_AT_ONCE):
+            some = found[start : start + _KEYS_AT_ONCE]
+            for i, mine, yours in zip(some, first.at(some), other.at(place[some]), strict=True):
+                if mine != yours:  # two keys with one hash
+                    place[i] = other.position(mine)
+        places.append(place)
+    everywhere = np.flatnonzero(np.all([place >= 0 for place in places], axis=0))
+    return [place[everywhere] for place in places]
 
 
 class Table:
@@ -243,8 +283,10 @@ class Table:
         return source.reader.lengths(*source.reader.locate(source.rows))
 
     def dataset(self, fields: Sequence[str] | None = None) -> Dataset:
-        """A map-style dataset for torch's DataLoader, Lightning, the HF Trainer: rows as dicts, read in
-        batches."""
+        """A map-style dataset for torch's DataLoader, Lightning, the HF Trainer.
+
+        Rows come as dicts and are read in batches.
+        """
         return Dataset(self, self.names(fields))
 
     def _name(self) -> str:

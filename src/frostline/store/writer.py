@@ -1,9 +1,12 @@
-"""Adding rows: rows into shards, shards into commits. Killed anywhere, it goes on after the last whole
-shard."""
+"""Adding rows: rows into shards, shards into commits.
+
+Killed anywhere, it goes on after the last whole shard.
+"""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -34,14 +37,12 @@ class _Shard:
 
 
 class Writer:
-    """Adds rows. Use it as a context manager: leaving it commits what is there, an exception keeps only
-    whole shards.
+    """Adds rows. Use it as a context manager.
 
-    A shard is written and committed in the background when its row range is full. Rows in the shard under
-    way are
-    lost when the process dies: append them again. `key in writer` says which are in, `writer.settled(key)`
-    which
-    need no more work, because they are in or in quarantine.
+    Leaving it commits what is there, an exception keeps only whole shards. A shard is written and
+    committed in the background when its row range is full. Rows in the shard under way are lost when the
+    process dies: append them again. `key in writer` says which are in, `writer.settled(key)` which need
+    no more work, because they are in or in quarantine.
     """
 
     def __init__(self, session: Session, fields: dict[str, Field]) -> None:
@@ -76,8 +77,7 @@ class Writer:
         )
 
     def settled(self, key: str) -> bool:
-        """Whether nothing is left to do for this key: it is in, or in quarantine. What a resumed loop
-        skips."""
+        """Whether this key needs no more work: it is in, or in quarantine. What a resumed loop skips."""
         if key in self:
             return True
         failed = key in self._now.failed or (self._before is not None and key in self._before.failed)
@@ -112,8 +112,7 @@ class Writer:
         self.append_batch([key], {name: [value] for name, value in values.items()})
 
     def append_batch(self, keys: Sequence[str], values: dict[str, Any]) -> None:
-        """Add rows: for each field a tensor [rows, …] or a list with a value a row. All rows are taken, or
-        none."""
+        """Add rows: for each field a tensor [rows, …] or a list of values. All are taken, or none."""
         keys = list(keys)
         for key in keys:
             self._check_key(key)
@@ -126,8 +125,7 @@ class Writer:
     def _encoded(
         self, keys: Sequence[str], values: dict[str, Any], *, room: int
     ) -> list[tuple[Sequence[str], dict[str, Encoded]]]:
-        """The rows as bytes, in the pieces in which they go into shards; FieldError before anything is
-        taken."""
+        """The rows as bytes, in the pieces that go into shards; FieldError before anything is taken."""
         self._check_names(keys[0] if keys else "", values)
         rows = {c.name: checked(c.name, c.field, keys, values[c.name]) for c in self._columns}
         out: list[tuple[Sequence[str], dict[str, Encoded]]] = []
@@ -294,6 +292,16 @@ class Writer:
                 self.commit()
             finally:
                 self._stop()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and self._pid == os.getpid():
+            warnings.warn(
+                f"A writer of {self._session.root} was never closed: {len(self._now.keys)} rows of its last "
+                f"shard are not in the store. Use `with fl.Store.create(…) as writer:` or writer.close().",
+                ResourceWarning,
+                stacklevel=2,
+            )
+            self._session.release()
 
     def _stop(self) -> None:
         self._closed = True

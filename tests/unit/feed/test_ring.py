@@ -237,7 +237,7 @@ def test_a_batch_that_never_fits_is_a_clear_error(make_store: Make, monkeypatch:
     with pytest.raises(FeedError, match="No memory for a batch"):
         list(fl.Feed(store, 4))
     monkeypatch.setattr(ring, "Slab", Scarce(3))
-    big = make_store("b", 60, {"number": fl.Field((), "int64"), "big": fl.Field((100, 1000), "float32")})
+    big = make_store("b", 240, {"number": fl.Field((), "int64"), "big": fl.Field((100, 1000), "float32")})
     feed = fl.Feed(big, 8)
     try:
         list(feed)  # keeps everything, so nothing ever comes back
@@ -245,4 +245,4 @@ def test_a_batch_that_never_fits_is_a_clear_error(make_store: Make, monkeypatch:
         said = str(e)
     assert "No memory for a batch" in said
     gc.collect()
-    assert sorted(v for b in feed for v in b["number"].tolist()) == list(range(60)), "usable afterwards"
+    assert sorted(v for b in feed for v in b["number"].tolist()) == list(range(240)), "usable afterwards"

@@ -50,8 +50,7 @@ def test_a_forked_child_that_ends_does_not_let_go(store: Path) -> None:
 
 
 def test_a_commit_being_collected_is_passed_over(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The collector locks and unlinks the newest one while we come; its successor is there when we look
-    again."""
+    """The collector locks and unlinks the newest as we come; its successor is there on a second look."""
     newest = commit_numbers(store)[-1]
     listed = iter([[newest + 5], [newest + 6], [newest]])
     monkeypatch.setattr("frostline.store.pin.commit_numbers", lambda root: next(listed, [newest]))
