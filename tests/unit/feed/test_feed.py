@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -456,3 +457,32 @@ def test_repr_stats_and_length(all_kinds: fl.Store) -> None:
     assert (stats["batches"], stats["rows"], len(feed)) == (3, 40, 3)
     assert stats["tiers"] == {"number": "mmap", "text": "mmap"}
     assert stats["seconds"] >= stats["wait_s"] >= 0
+
+
+def test_two_parts_of_one_store_load_it_once(make_store: Make) -> None:
+    store = make_store("s", 30, {"number": fl.Field((), "int64")})
+
+    class Pairs:
+        def n_batches(self, epoch: int) -> int:
+            return 3
+
+        def batch(self, epoch: int, i: int) -> dict[str, Any]:
+            return {"left": [i, i + 1], "right": [i + 2]}
+
+    feed = fl.Feed(store, 2, order=Pairs(), tier="pinned")
+    seen = [(b["left"]["number"].tolist(), b["right"]["number"].tolist()) for b in feed]
+    assert seen == [([i, i + 1], [i + 2]) for i in range(3)]
+    assert feed._portions["left"] is feed._portions["right"]
+
+
+def test_a_text_that_does_not_decode_is_an_error_with_its_key(tmp_path: Path) -> None:
+    with fl.Store.create(tmp_path / "s", {"t": fl.Field((), "str")}) as writer:
+        for i in range(20):
+            writer.append(f"k{i}", {"t": f"text {i:02d}"})
+    file = next((tmp_path / "s" / "data").glob("*/*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+    got = []
+    with pytest.raises(FeedError, match="Key 'k19', field 't', shard 0"):
+        for batch in fl.Feed(fl.Store.open(tmp_path / "s"), 2, order=fl.Sequential()):
+            got += batch["t"]
+    assert got == [f"text {i:02d}" for i in range(18)], "the batches before it arrive"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from frostline.feed.schedule import group_of
+import frostline as fl
+from frostline.feed.schedule import Schedule, group_of
+
+Make = Callable[..., fl.Store]
 
 
 def test_groups_and_their_halves() -> None:
@@ -20,3 +24,19 @@ def test_groups_and_their_halves() -> None:
     assert second.rows["a"].tolist() == [3]
     assert second.cuts == {"a": [0, 0, 1], "b": [0, 1, 2]}
     assert first.rows["a"].tolist() == [1, 2]
+
+
+def test_groups_are_cut_by_rows_not_by_batch_size(make_store: Make) -> None:
+    """batch_size counts episodes there: a batch of one episode has many rows."""
+    store = make_store("s", 40, {"number": fl.Field((), "int64"), "kind": fl.Field((), "str")})
+
+    class Own:
+        def n_batches(self, epoch: int) -> int:
+            return 6
+
+        def batch(self, epoch: int, i: int) -> np.ndarray:
+            return np.arange(10)
+
+    schedule = Schedule(Own(), {"": store}, 1, rank=0, world_size=1)
+    assert [group.n_batches for group in schedule.groups(0, 0, 20)] == [2, 2, 2]
+    assert [group.n_batches for group in schedule.groups(0, 1, 1000)] == [5]

@@ -135,3 +135,28 @@ def test_a_file_cut_short_while_open_is_noticed_by_preadv(store: Path) -> None:
         file.truncate(place.stat().st_size - 6)
     with pytest.raises(StoreCorrupt, match="cut short while open"):
         reader.copy(part, shards, places, np.empty((1, part.width), np.uint8), direct=True)
+
+
+def test_a_field_that_begins_late_is_read_in_one_go(tmp_path: Path) -> None:
+    """Small rows of many shards are mapped side by side; the first shards of a later field may have no file."""
+    with fl.Store.create(tmp_path / "s", {"n": fl.Field((), "int64")}, rows_per_shard=512) as writer:
+        writer.append_batch([str(i) for i in range(1536)], {"n": np.arange(1536)})
+    with fl.Store.extend(tmp_path / "s", {"y": fl.Field((4,), "int16")}) as extender:
+        for key in list(extender.pending):
+            if int(key) < 1024:
+                extender.quarantine(key, reason="too early")
+            else:
+                extender.append(key, {"y": np.full(4, int(key), np.int16)})
+    late = fl.Store.open(tmp_path / "s").with_fields(["y"])
+    assert len(late) == 512
+    assert late.rows(np.arange(512), ["y"])["y"][:, 0].tolist() == list(range(1024, 1536))
+
+
+def test_a_text_that_does_not_decode_names_its_key(tmp_path: Path) -> None:
+    with fl.Store.create(tmp_path / "s", {"t": fl.Field((), "str")}) as writer:
+        writer.append("good", {"t": "fine"})
+        writer.append("bad", {"t": "broken"})
+    file = next((tmp_path / "s" / "data").glob("*/*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(StoreCorrupt, match=r"Key 'bad', field 't', shard 0"):
+        fl.Store.open(tmp_path / "s").rows(["good", "bad"])

@@ -136,3 +136,28 @@ def test_a_store_never_begun(tmp_path: Path) -> None:
     fl.Store.create(tmp_path / "s", {"n": fl.Field((), "int64")}).close()
     collect(tmp_path / "s")
     assert len(fl.Store.open(tmp_path / "s")) == 0
+
+
+def test_damage_is_not_sealed_again(store: Path) -> None:
+    """Rewriting a shard gives its rows fresh checksums: a damaged row must stop it."""
+    with fl.Store.append(store) as writer:
+        for key in ("k0", "k1"):
+            writer.delete(key)
+    damaged = sorted((store / "data").glob("*-x/00000000.*"))[0]
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1  # in the values of k3, the shard's last row
+    damaged.write_bytes(data)
+    with pytest.raises(StoreCorrupt, match="checksum"):
+        collect(store, min_dead=0.5)
+    assert not check_store(store).ok, "and check still finds it"
+
+
+def test_a_damaged_run_is_not_merged(store: Path) -> None:
+    with fl.Store.append(store) as writer:
+        writer.delete("k0")
+    run = sorted((store / "runs").iterdir())[0]
+    data = bytearray(run.read_bytes())
+    data[-1] ^= 1
+    run.write_bytes(data)
+    with pytest.raises(StoreCorrupt, match="checksum"):
+        collect(store)

@@ -151,3 +151,17 @@ def test_whatever_is_made_from_a_store_keeps_its_snapshot_from_the_collector(sto
     assert _rows_of(other) == [0, 1, 2]
     del some, other
     assert collect(store).pinned_commits == ()
+
+
+def test_joining_compares_keys_not_only_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frostline.store.runs.key_hash", lambda key: len(key))
+    monkeypatch.setattr("frostline.store.snapshot.key_hash", lambda key: len(key))
+    for name, keys in (("a", "qrstuv"), ("b", "vxqs")):
+        with fl.Store.create(tmp_path / name, {name: fl.Field((), "str")}) as writer:
+            for key in keys:
+                writer.append(key, {name: name + key})
+    joined = fl.Store.join(fl.Store.open(tmp_path / "a"), fl.Store.open(tmp_path / "b"))
+    assert list(joined.keys) == ["q", "s", "v"]
+    assert joined.rows([0, 1, 2])["b"] == ["bq", "bs", "bv"]
+    half = joined.at(np.array([2, 0]))
+    assert [half.keys.position(key) for key in "qvs"] == [1, 0, -1]

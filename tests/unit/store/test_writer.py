@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 import threading
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import frostline as fl
-from frostline.errors import FieldError, KeyDuplicate, KeyMissing, StoreFull, UsageError
+from frostline.errors import FieldError, KeyDuplicate, KeyMissing, StoreFull, StoreLocked, UsageError
 from frostline.store import writer as writer_module
 from frostline.store.manifest import commit_numbers
 
@@ -310,3 +311,15 @@ def test_any_batch_sizes_over_any_shard_size(
             assert len(writer) == n
     assert _numbers(path) == {str(i): i for i in range(n)}
     assert fl.Store.open(path).commit.next_shard == -(-n // rows_per_shard)
+
+
+def test_a_writer_that_is_never_closed_says_what_is_lost_and_frees_the_store(tmp_path: Path) -> None:
+    writer = fl.Store.create(tmp_path / "s", {"n": fl.Field((), "int64")})
+    writer.append("a", {"n": 1})
+    with pytest.raises(StoreLocked, match="this process"):
+        fl.Store.append(tmp_path / "s")
+    with pytest.warns(ResourceWarning, match="1 rows of its last shard are not in the store"):
+        del writer
+        gc.collect()
+    with fl.Store.append(tmp_path / "s") as again:
+        assert "a" not in again
