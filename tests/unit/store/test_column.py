@@ -138,7 +138,7 @@ def test_a_file_cut_short_while_open_is_noticed_by_preadv(store: Path) -> None:
 
 
 def test_a_field_that_begins_late_is_read_in_one_go(tmp_path: Path) -> None:
-    """Small rows of many shards are mapped side by side; the first shards of a later field may have no file."""
+    """Small rows of many shards are mapped side by side; a later field may lack the first files."""
     with fl.Store.create(tmp_path / "s", {"n": fl.Field((), "int64")}, rows_per_shard=512) as writer:
         writer.append_batch([str(i) for i in range(1536)], {"n": np.arange(1536)})
     with fl.Store.extend(tmp_path / "s", {"y": fl.Field((4,), "int16")}) as extender:

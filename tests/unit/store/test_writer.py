@@ -318,8 +318,10 @@ def test_a_writer_that_is_never_closed_says_what_is_lost_and_frees_the_store(tmp
     writer.append("a", {"n": 1})
     with pytest.raises(StoreLocked, match="this process"):
         fl.Store.append(tmp_path / "s")
+    holder = [writer]
+    del writer
     with pytest.warns(ResourceWarning, match="1 rows of its last shard are not in the store"):
-        del writer
-        gc.collect()
+        holder.clear()
+    gc.collect()
     with fl.Store.append(tmp_path / "s") as again:
         assert "a" not in again
