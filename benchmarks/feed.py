@@ -32,7 +32,7 @@ from frostline.timing import interleave, ratio, spread  # noqa: E402
 THREADS = 2
 BLOCK_S = 0.6
 LEFT_OUT = ("pt-mmap-w0", "pt-mmap-w2", "tensordict-w0", "hf-datasets", "lance-w0", "zarr-w0")
-"""Slower ways of running a peer that is there in a faster one; measured once, see docs/log.md."""
+"""Left out to save time, not all of them slower; measured once, see docs/log.md."""
 Run = Callable[[], float]
 
 
