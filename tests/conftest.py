@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
+import os
+import shutil
+import tempfile
 
 import pytest
+
+if "FROSTLINE_CACHE" not in os.environ:  # no test, and no process that one starts, may touch the user's
+    os.environ["FROSTLINE_CACHE"] = tempfile.mkdtemp(prefix="frostline-test-")
+    atexit.register(shutil.rmtree, os.environ["FROSTLINE_CACHE"], ignore_errors=True)
 
 if importlib.util.find_spec("hypothesis"):  # a machine with a GPU may have little else
     from hypothesis import settings

@@ -18,9 +18,18 @@ if TYPE_CHECKING:
     from frostline.feed.order import Episodes as Episodes
     from frostline.feed.order import Sequential as Sequential
     from frostline.feed.order import Shuffle as Shuffle
+    from frostline.freezer import cached as cached
+    from frostline.freezer import freeze as freeze
+    from frostline.inspector import audit as audit
+    from frostline.pipeline import Pipeline as Pipeline
+    from frostline.source import Source as Source
     from frostline.stage import Pick as Pick
+    from frostline.stage import Stage as Stage
+    from frostline.stage import lazy as lazy
     from frostline.store import Field as Field
     from frostline.store import Store as Store
+    from frostline.workload import Metric as Metric
+    from frostline.workload import Workload as Workload
 
 __version__ = "0.1.0"
 
@@ -30,11 +39,20 @@ _HOMES = {
     "Episodes": "frostline.feed.order",
     "Feed": "frostline.feed",
     "Field": "frostline.store",
+    "Metric": "frostline.workload",
     "Pick": "frostline.stage",
+    "Pipeline": "frostline.pipeline",
     "Ragged": "frostline.batch",
     "Sequential": "frostline.feed.order",
     "Shuffle": "frostline.feed.order",
+    "Source": "frostline.source",
+    "Stage": "frostline.stage",
     "Store": "frostline.store",
+    "Workload": "frostline.workload",
+    "audit": "frostline.inspector",
+    "cached": "frostline.freezer",
+    "freeze": "frostline.freezer",
+    "lazy": "frostline.stage",
 }
 """Where each public name lives; the `TYPE_CHECKING` imports above say the same to type checkers."""
 
@@ -44,11 +62,20 @@ __all__ = [  # written out: type checkers read no expressions here
     "Episodes",
     "Feed",
     "Field",
+    "Metric",
     "Pick",
+    "Pipeline",
     "Ragged",
     "Sequential",
     "Shuffle",
+    "Source",
+    "Stage",
     "Store",
+    "Workload",
+    "audit",
+    "cached",
+    "freeze",
+    "lazy",
 ]
 
 

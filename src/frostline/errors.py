@@ -11,7 +11,11 @@
     │   ├── KeyMissing      (also KeyError)     no such key
     │   ├── KeyDuplicate                        the key is already in the store
     │   └── FieldError                          no such field, or a value that does not fit it
-    └── FeedError                               reading ahead failed; names the key and the shard
+    ├── FeedError                               reading ahead failed; names the key and the shard
+    ├── StageFailed                             a stage raised, or returned something unusable
+    ├── ChunkTooLarge                           the device has no memory for a call of so many samples
+    ├── NotFrozen                               a stage is not what may be computed once; says why
+    └── FreezeStopped                           freezing ended before all was done; what is whole is kept
 
 A message says what was attempted, what was given, what was expected, and what to do about it. The built-in
 bases are there so that code which catches `ValueError` or `KeyError` out of habit keeps working.
@@ -19,7 +23,7 @@ bases are there so that code which catches `ValueError` or `KeyError` out of hab
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class FrostlineError(Exception):
@@ -97,3 +101,38 @@ class FieldError(StoreError):
 
 class FeedError(FrostlineError):
     """Reading ahead failed in a background thread; the message names the key and the shard."""
+
+
+class StageFailed(FrostlineError):
+    """A stage raised, or returned something unusable, for some samples. `__cause__` is what it raised."""
+
+    def __init__(self, stage: str, keys: Sequence[str], reason: str) -> None:
+        self.stage, self.keys, self.reason = stage, tuple(keys), reason
+        some = ", ".join(map(repr, self.keys[:3])) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+        super().__init__(f"Stage {stage!r} failed for {some}: {reason}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, tuple[str, ...], str]]:
+        return (StageFailed, (self.stage, self.keys, self.reason))
+
+
+class ChunkTooLarge(FrostlineError):
+    """The device has no memory for a call of this many samples."""
+
+    def __init__(self, stage: str, chunk: int, reason: str) -> None:
+        self.stage, self.chunk = stage, chunk
+        super().__init__(
+            f"Stage {stage!r} ran out of memory with {chunk} samples a call: {reason}. "
+            f"Give it a smaller batch_size."
+        )
+
+
+class NotFrozen(FrostlineError):
+    """A stage that was to be computed once trains, draws random numbers, or depends on its batch-mates."""
+
+    def __init__(self, message: str, *, problems: Iterable[str] = ()) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n  - ".join([message, *self.problems]))
+
+
+class FreezeStopped(FrostlineError):
+    """Freezing ended before all was done: too many bad inputs. Whole shards are kept."""

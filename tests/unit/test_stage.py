@@ -1,16 +1,174 @@
-"""Pick: which parts of a row are read."""
+"""Stage and lazy: one step and all that can be wrong with it. Pick: which parts of a row are read."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import frostline as fl
 from frostline.errors import UsageError
-from frostline.stage import Pick
+from frostline.stage import DEFAULT_CHUNK, Lazy, Pick, Stage
+
+
+def one(x):
+    return x
+
+
+def two(x, y, *, scale=1):
+    return x
+
+
+def drawn(x, *, rng):
+    return x
+
+
+def problems(*args, **options) -> tuple[str, ...]:
+    with pytest.raises(UsageError, match="cannot work") as caught:
+        Stage(*args, **options)
+    return caught.value.problems
+
+
+# Stage
+
+
+def test_reads_and_writes() -> None:
+    stage = Stage("features", one, reads="x")
+    assert (stage.reads, stage.writes, stage.fields) == (("x",), ("features",), {})
+    assert (stage.on, stage.chunk, stage.random) == ("cpu", None, False)
+    fields = {"tokens": fl.Field((None,), "int32"), "mask": fl.Field((None,), "bool")}
+    told = Stage("t", two, reads=["x", "y"], writes=fields)
+    assert (told.reads, told.writes, told.fields) == (("x", "y"), ("tokens", "mask"), fields)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        stage.name = "other"
+
+
+def test_samples_a_call() -> None:
+    assert Stage("a", one, reads="x", on="device").chunk == DEFAULT_CHUNK
+    assert Stage("a", one, reads="x", on="device", batch_size=7).chunk == 7
+    assert Stage("a", one, reads="x", batch_size=7).chunk == 7
+    shown = repr(Stage("a", drawn, reads="x", on="device", batch_size=7, random=True))
+    assert shown == "<Stage a: x → a, on the device, 7 samples a call, random>"
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "said"),
+    [
+        (one, {"reads": ["x", "y"]}, "fn(x) cannot be called with x, y"),
+        (two, {"reads": "x"}, "missing a required argument: 'y'"),
+        (one, {"reads": "x", "random": True}, "with x and rng="),
+        (drawn, {"reads": "x"}, "missing a required"),
+        (torch.nn.Linear(2, 2), {"reads": ["x", "y"]}, "too many positional arguments"),
+    ],
+)
+def test_a_function_that_does_not_take_these_fields(fn, options, said) -> None:
+    (found,) = problems("a", fn, **options)
+    assert said in found
+
+
+def test_functions_whose_signature_is_not_known_pass() -> None:
+    Stage("a", fl.lazy(one, 1), reads=["x", "y", "z"])
+    Stage("a", int, reads="x")
+    Stage("a", max, reads=["x", "y"])
+    Stage("a", lambda *values, **rest: values, reads=["x", "y"], random=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"on": "gpu"}, "on is 'gpu'; one of 'cpu', 'device'"),
+        ({"on": "device", "precision": "int8"}, "precision is 'int8'; one of None, 'fp32'"),
+        ({"precision": "bf16"}, "give on='device'"),
+        ({"compile": True}, "give on='device'"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": True}, "batch_size is True"),
+        ({"batch_size": 2.0}, "batch_size is 2.0"),
+        ({"eval": one}, "with random=True"),
+        ({"version": 2}, "version is 2; expected a string"),
+        ({"reads": []}, "reads is ()"),
+        ({"reads": 5}, "reads is (5,)"),
+        ({"reads": ["x", "x"]}, "each once"),
+        ({"writes": []}, "writes is ()"),
+        ({"writes": ["y", None]}, "writes is ('y', None)"),
+        ({"writes": "a b"}, "a name is a letter or _"),
+    ],
+)
+def test_options_that_cannot_be(options, said) -> None:
+    assert any(said in problem for problem in problems("a", one, **({"reads": "x"} | options)))
+
+
+def test_all_that_is_wrong_with_a_stage_is_said_at_once() -> None:
+    found = problems("", 3, reads=(), on="gpu", batch_size=-1, version=1)
+    for words in (
+        "its name is ''",
+        "fn is int 3",
+        "reads is ()",
+        "on is",
+        "batch_size is -1",
+        "version is 1",
+    ):
+        assert any(words in problem for problem in found), words
+    assert any("its name is None" in problem for problem in problems(None, one, reads="x"))
+
+
+def test_the_same_stage_with_other_options() -> None:
+    fields = {"tokens": fl.Field((None,), "int32")}
+    first = Stage("t", drawn, reads="x", writes=fields, random=True, eval=one, version="2")
+    other = first.with_options(batch_size=8)
+    assert (other.batch_size, other.fields, other.writes) == (8, fields, ("tokens",))
+    assert (other.fn, other.random, other.eval, other.version) == (drawn, True, one, "2")
+    assert first.batch_size is None
+    with pytest.raises(UsageError, match="batch_size is 0"):
+        first.with_options(batch_size=0)
+
+
+# lazy
+
+
+def test_lazy_loads_once_also_when_threads_ask_at_once() -> None:
+    calls = []
+    made = fl.lazy(lambda n, scale: calls.append(n) or [n * scale], 3, scale=2)
+    assert (made.loaded, calls) == (False, [])
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(lambda _: made.get(), range(32)))
+    assert (calls, made.loaded, got[0]) == ([3], True, [6])
+    assert all(value is got[0] for value in got)
+
+
+def test_a_loader_that_failed_is_asked_again() -> None:
+    answers = iter([ZeroDivisionError, None])
+
+    def load():
+        if error := next(answers):
+            raise error
+        return "network"
+
+    made = fl.lazy(load)
+    with pytest.raises(ZeroDivisionError):
+        made.get()
+    assert (made.loaded, made.get()) == (False, "network")
+
+
+def test_another_process_loads_for_itself() -> None:
+    made = fl.lazy(dict, a=1)
+    made.get()
+    copied = copy.copy(made)  # as sending it to another process does
+    assert isinstance(copied, Lazy)
+    assert (copied.loaded, copied.get()) == (False, {"a": 1})
+
+
+def test_lazy_wants_a_loader() -> None:
+    with pytest.raises(UsageError, match="expected a function that loads something"):
+        fl.lazy(torch.zeros(3))
+
+
+# Pick
 
 
 def test_one_field_or_several() -> None:
