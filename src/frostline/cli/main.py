@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from frostline import __version__
-from frostline.cli import store
+from frostline.cli import freeze, graph, ls, store
 from frostline.errors import FrostlineError
 
 INTERRUPTED = 130  # what shells report for a process that Ctrl-C ended: 128 + SIGINT
@@ -28,6 +28,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command("ls")(ls.ls)
+app.command("show")(graph.graph)
+app.command("freeze")(freeze.freeze)
 app.add_typer(store.app, name="store")
 
 

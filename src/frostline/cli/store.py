@@ -139,7 +139,7 @@ def import_(
                 out,
                 pattern=pattern,
                 fields=field,
-                codec=_codecs(codec or []),
+                codec=codecs_of(codec or []),
                 ragged=names,
                 max_bad=max_bad,
                 rows_per_shard=rows_per_shard,
@@ -166,7 +166,7 @@ def import_(
     typer.echo(f"ok: {done.rows:,} rows imported into {out}{before}{failed}.")
 
 
-def _codecs(given: list[str]) -> dict[str, str]:
+def codecs_of(given: list[str]) -> dict[str, str]:
     """`x=int8/token` is one field's codec, `float16` that of every floating-point field ("*")."""
     parted = [text.rpartition("=") for text in given]
     return {name or "*": codec for name, _, codec in parted}

@@ -1,0 +1,141 @@
+"""`frostline freeze TARGET`: compute what never changes once, into a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from frostline.cli import show
+from frostline.cli.graph import OverridesArgument, TargetArgument
+from frostline.cli.store import codecs_of
+
+if TYPE_CHECKING:
+    from frostline.freezer.attempt import Outcome
+
+_SHOWN = 10
+
+
+def freeze(
+    target: TargetArgument,
+    overrides: OverridesArgument = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="STORE", help="The store's folder; default: stores/TARGET.", show_default=False),
+    ] = None,
+    cut: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD,…", help="The fields to store; default: the last frozen ones.", show_default=False
+        ),
+    ] = None,
+    codec: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[FIELD=]CODEC",
+            help="How to store a field, or all floating-point ones: "
+            "raw, float16, bfloat16, float32, int8/token, int8/channel.",
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many samples.")] = None,
+    max_hours: Annotated[
+        float | None, typer.Option(help="Stop after so long, at the end of a shard; run again to go on.")
+    ] = None,
+    max_bad: Annotated[
+        str,
+        typer.Option(metavar="N|N%", help="Samples that may fail; they are quarantined. More stop the run."),
+    ] = "1%",
+    paranoid: Annotated[
+        bool,
+        typer.Option("--paranoid", help="Compare all of each file's content, and networks by loading them."),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done, and what it would take.")
+    ] = False,
+    retry_bad: Annotated[
+        bool, typer.Option("--retry-bad", help="Try samples again that are in quarantine.")
+    ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where networks run: cuda, cuda:1, cpu; default: a GPU if there is one."),
+    ] = None,
+    workers: Annotated[
+        Literal["auto", "threads", "processes"],
+        typer.Option(help="What runs the CPU stages: threads, processes, or auto (the faster)."),
+    ] = "auto",
+    n_workers: Annotated[int | None, typer.Option(help="How many of them; default: all cores.")] = None,
+    precision: Annotated[
+        Literal["fp32", "bf16", "fp16"] | None,
+        typer.Option(help="Run networks in bf16 or fp16; default: as they are."),
+    ] = None,
+    compile: Annotated[bool, typer.Option("--compile", help="Run networks through torch.compile.")] = False,
+    pipeline: Annotated[
+        str | None, typer.Option(help="Only this pipeline, where the target has several.")
+    ] = None,
+) -> None:
+    """Compute what never changes once, into a store. Run again, it does only what changed.
+
+    Killed or stopped, the same command goes on where it was. Nothing is stored that an audit refuses.
+
+    \b
+    frostline freeze my_work.py num_frames=16
+    frostline freeze my_work.py --cut frames,features --codec features=int8/token --max-hours 2
+    """
+    from frostline.errors import UsageError
+    from frostline.freezer.options import Options
+    from frostline.freezer.progress import Reporter
+    from frostline.freezer.run import run
+    from frostline.tables import nearest
+    from frostline.target import resolve
+
+    resolved = resolve(target, overrides or [])
+    pipelines = resolved.workload.pipelines
+    if pipeline is not None and pipeline not in pipelines:
+        raise UsageError(f"{target} has no pipeline {pipeline!r}{nearest(pipeline, pipelines)}.")
+    options = Options(
+        cut=tuple(name.strip() for name in cut.split(",")) if cut else None, codec=codecs_of(codec or []),
+        limit=limit, max_hours=max_hours, max_bad=max_bad, paranoid=paranoid, retry_bad=retry_bad,
+        device=device, workers=workers, n_workers=n_workers, precision=precision, compile=compile,
+        dry_run=dry_run,
+    )  # fmt: skip
+    root = out or Path("stores") / resolved.name
+    for name, one in pipelines.items():
+        if pipeline in (None, name):
+            place = root if len(pipelines) == 1 else root / name
+            outcome = run(one, place, options, Reporter())
+            _dry(outcome) if dry_run else _told(outcome, again=f"frostline freeze {target}")
+
+
+def _told(outcome: Outcome, *, again: str) -> None:
+    """What happened, for a person."""
+    plan, stats = outcome.plan, outcome.stats
+    if plan.idle:
+        typer.echo(f"ok: {outcome.root} is up to date ({len(outcome.store):,} rows); nothing to compute.")
+        return
+    store = outcome.store
+    rate = stats.samples / max(outcome.streamed, 1e-9)
+    busy = min(1.0, stats.busy / max(outcome.streamed, 1e-9))
+    for entry in store.quarantine[:_SHOWN]:
+        typer.echo(f"quarantined: {show.plain(entry['key'])}: {show.plain(entry['reason'])}")
+    took = f"{show.duration(outcome.seconds)} ({rate:,.1f}/s, device busy {busy:.0%})"
+    figures = f"{stats.samples:,} samples, {show.size(stats.bytes)}, in {took}"
+    bad = f", {len(store.quarantine):,} in quarantine" if store.quarantine else ""
+    if outcome.stopped is not None:
+        typer.echo(f"stopped ({outcome.stopped}): {figures}; {outcome.root} has {len(store):,} rows{bad}.")
+        typer.echo(f"Run the same again to go on: {again}")
+    else:
+        typer.echo(f"ok: {figures}; {outcome.root} has {len(store):,} rows{bad}.")
+
+
+def _dry(outcome: Outcome) -> None:
+    from frostline.freezer.progress import duration
+
+    guess = outcome.forecast
+    if guess is None:
+        typer.echo(f"dry run: {outcome.root} is up to date; nothing to compute.")
+    else:
+        typer.echo(
+            f"dry run: {guess.samples:,} samples, {duration(guess.seconds)}, {show.size(guess.bytes)} "
+            f"({show.size(guess.free)} free); nothing was written."
+        )

@@ -1,0 +1,239 @@
+"""TARGET, as every verb takes it: a recipe's name, a file, or `module:function`; and `key=value` for it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from frostline.errors import UsageError
+from frostline.parameters import Parameter as Parameter
+from frostline.parameters import name_of, parameters_of, values_of
+from frostline.pipeline import Pipeline
+from frostline.workload import Workload
+
+GROUP = "frostline.recipes"
+"""The entry points under which a package offers functions that return a Workload."""
+DEFAULT = "workload"
+"""The function of a file or module that is taken when none is named."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a TARGET stands for: the workload, and the function and the values that it was made with."""
+
+    name: str
+    workload: Workload
+    function: Callable[..., Any]
+    parameters: tuple[Parameter, ...]
+    given: dict[str, Any]
+
+
+def resolve(target: str, overrides: Sequence[str] = ()) -> Resolved:
+    """The workload that a TARGET and its `key=value` stand for.
+
+    >>> import sys, types, frostline as fl
+    >>> def workload(*, n: int = 3) -> fl.Workload:
+    ...     rows = [{"key": str(i)} for i in range(n)]
+    ...     return fl.Workload(fl.Pipeline(fl.Source.table(rows)), run=print)
+    >>> sys.modules["my_work"] = types.ModuleType("my_work")
+    >>> sys.modules["my_work"].workload = workload
+    >>> found = resolve("my_work:workload", ["n=5"])
+    >>> found.name, len(found.workload.data.source), found.given
+    ('my_work', 5, {'n': 5})
+    >>> del sys.modules["my_work"]
+
+    What the function itself raises passes through.
+    """
+    name, function = find(target)
+    parameters = parameters_of(function)
+    given = values_of(function, overrides)
+    made = function(**given)
+    if not isinstance(made, Workload):
+        raise UsageError(_not_a_workload(target, function, made))
+    return Resolved(name, made if made.name else made.named(name), function, parameters, given)
+
+
+def recipes() -> dict[str, EntryPoint]:
+    """The recipes that installed packages offer, by name."""
+    return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda p: p.name)}
+
+
+def find(target: str) -> tuple[str, Callable[..., Any]]:
+    """A TARGET's name, as stores and runs are filed under, and its function."""
+    place, colon, word = target.rpartition(":")
+    if not colon or not word.isidentifier():  # C:\work.py has a colon, and no function
+        place, word = target, ""
+    if _is_file(place):
+        return _named(Path(place).stem, word), _function(_load_file(Path(place)), word, place)
+    if colon and word:
+        return _named(place, word), _function(_load_module(place, word), word, place)
+    offered = recipes()
+    if target not in offered:
+        raise UsageError(_unknown(target, offered))
+    function = offered[target].load()
+    if not callable(function):
+        raise UsageError(
+            f"Recipe {target} ({offered[target].value}) is {type(function).__name__}, no function."
+        )
+    return target, function
+
+
+def _named(base: str, word: str) -> str:
+    """Two functions of one file must not share a store."""
+    return base if word in ("", DEFAULT) else f"{base}.{word}"
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith(".py") or os.sep in place or "/" in place
+
+
+# --- loading ------------------------------------------------------------------------------------------
+
+
+def _load_file(path: Path) -> ModuleType:
+    """The file as the module of its name, its folder first in sys.path: worker processes find it there."""
+    file = path.resolve()
+    if not file.is_file() or file.suffix != ".py":
+        raise UsageError(_no_file(path))
+    if "." in file.stem:
+        raise UsageError(
+            f"{path}: Python can import no module called {file.stem!r}. Rename it, without dots."
+        )
+    loaded = sys.modules.get(file.stem)
+    if loaded is not None:
+        if _file_of(loaded) == file:
+            return loaded
+        raise UsageError(
+            f"{path} would be imported as {file.stem!r}, and another module of that name already is: "
+            f"{_file_of(loaded) or 'one built into Python'}. Rename the file."
+        )
+    return _import(file.stem, str(file.parent), str(path))
+
+
+def _file_of(module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return Path(file).resolve() if file else None
+
+
+def _import(name: str, folder: str, shown: str) -> ModuleType:
+    before = list(sys.path)
+    sys.path[:] = [folder, *(entry for entry in before if entry != folder)]
+    importlib.invalidate_caches()  # the file may be younger than Python's list of its folder
+    try:
+        return importlib.import_module(name)
+    except BaseException as e:
+        sys.path[:] = before
+        if isinstance(e, ImportError) and "relative import" in str(e):
+            raise UsageError(
+                f"{shown} imports from its own package ({e}), so it has to be loaded as part of it: from the "
+                f"folder that holds the package, give `package.{name}:{DEFAULT}` instead of the file."
+            ) from e
+        raise
+
+
+def _load_module(name: str, word: str) -> ModuleType:
+    """A module by its name; the current folder can be imported from, as with python -m."""
+    if name in sys.modules:
+        return sys.modules[name]
+    try:
+        return _import(name, os.getcwd(), name)
+    except ModuleNotFoundError as e:
+        if e.name is None or not (name == e.name or name.startswith(f"{e.name}.")):
+            raise  # the module is there, and something that it imports is not
+        near = difflib.get_close_matches(name, _modules_here(), n=1)
+        meant = f" Did you mean {near[0]}:{word}?" if near else ""
+        raise UsageError(
+            f"There is no module {e.name!r} in {os.getcwd()} or among what is installed.{meant}"
+        ) from e
+    except ValueError as e:
+        raise UsageError(f"{name}:{word} names no module: expected package.module:function.") from e
+
+
+def _modules_here() -> list[str]:
+    return sorted(p.stem for p in Path.cwd().glob("*.py"))
+
+
+def _function(module: ModuleType, word: str, shown: str) -> Callable[..., Any]:
+    found = getattr(module, word or DEFAULT, None)
+    if inspect.isfunction(found) or (callable(found) and not isinstance(found, type)):
+        function: Callable[..., Any] = found
+        return function
+    if found is not None:
+        raise UsageError(
+            f"{word or DEFAULT} of {shown} is {_a(found)}; expected a function that returns a Workload: "
+            f"def workload(*, batch_size: int = 64) -> fl.Workload."
+        )
+    raise UsageError(f"{shown} has no function {word or DEFAULT!r}. {_hint(module, word, shown)}")
+
+
+def _hint(module: ModuleType, word: str, shown: str) -> str:
+    """Which function may be meant: those that say they return a Workload, else those callable as they are."""
+    own = [
+        (name, f)
+        for name, f in vars(module).items()
+        if inspect.isfunction(f) and f.__module__ == module.__name__ and not name.startswith("_")
+    ]
+    said = [n for n, f in own if "Workload" in str(inspect.signature(f).return_annotation)]
+    near = difflib.get_close_matches(word, [n for n, _ in own], n=1) if word else []
+    free = [
+        n for n, f in own if all(p.default is not p.empty for p in inspect.signature(f).parameters.values())
+    ]
+    likely = near or said or free
+    if len(likely) == 1:
+        why = "is the nearest" if near else "returns a Workload" if said else "can be called as it is"
+        return f"{likely[0]} {why}: give {shown}:{likely[0]}."
+    if likely:
+        return f"Name one of its functions, as {shown}:{likely[0]}; it has {', '.join(likely)}."
+    return "Add one: def workload(*, batch_size: int = 64) -> fl.Workload."
+
+
+# --- what went wrong ----------------------------------------------------------------------------------
+
+
+def _a(value: Any) -> str:
+    return f"a {value.__name__ if isinstance(value, type) else type(value).__name__}"
+
+
+def _no_file(path: Path) -> str:
+    folder = path.parent
+    if path.is_file() or path.is_dir():
+        what = "a folder" if path.is_dir() else "no Python file"
+        return f"{path} is {what}; expected a file such as my_work.py."
+    if not folder.is_dir():
+        return f"No file {path}: there is no folder {folder}."
+    near = difflib.get_close_matches(path.name, [p.name for p in folder.glob("*.py")], n=1)
+    meant = f" Did you mean {folder / near[0]}?" if near else ""
+    return f"No file {path} (looked in {folder.resolve()}).{meant}"
+
+
+def _unknown(target: str, offered: dict[str, EntryPoint]) -> str:
+    files = {p.stem: p.name for p in Path.cwd().glob("*.py")}
+    near = difflib.get_close_matches(target, [*offered, *files, *files.values()], n=1)
+    meant = (
+        f" Did you mean {files.get(near[0], near[0]) if near[0] not in offered else near[0]}?" if near else ""
+    )
+    return (
+        f"No recipe is called {target!r}.{meant} `frostline ls` lists the recipes; a file is given as "
+        f"my_work.py or my_work.py:function, a module as package.module:function."
+    )
+
+
+def _not_a_workload(target: str, function: Any, made: Any) -> str:
+    what = "nothing" if made is None else _a(made)
+    fix = "End it with `return fl.Workload(…)`."
+    if isinstance(made, Pipeline):
+        fix = (
+            "A pipeline is the data of a workload: return fl.Workload(pipeline, model=…, loss=…, "
+            "optimizer=…, batch_size=…), or fl.Workload(pipeline, run=…) for an experiment of its own."
+        )
+    return f"{target}: {name_of(function)}() returned {what}; expected a Workload. {fix}"
