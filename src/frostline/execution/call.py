@@ -1,0 +1,113 @@
+"""One stage, ready to be called: loaded, on its device, in its precision, in chunks of one size."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from frostline.errors import ChunkTooLarge, FrostlineError, StageFailed
+from frostline.execution.columns import Column, as_value, joined, padded, stack
+from frostline.stage import Lazy, Stage
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Ready:
+    """A stage whose function is loaded. Called with columns; gives back columns."""
+
+    def __init__(self, stage: Stage, device: torch.device) -> None:
+        self.stage = stage
+        self.device = device if stage.on == "device" else torch.device("cpu")
+        self.fn: Callable[..., Any] = stage.fn.get() if isinstance(stage.fn, Lazy) else stage.fn
+        self.dtype = DTYPES[stage.precision] if stage.precision else None
+        if isinstance(self.fn, nn.Module) and stage.on == "device":
+            self.fn = self._placed(self.fn)
+
+    def _placed(self, module: nn.Module) -> Callable[..., Any]:
+        if self.dtype is not None:
+            module = copy.deepcopy(module).to(self.dtype)  # the given one keeps its precision
+        module = module.to(self.device)
+        return torch.compile(module, dynamic=False) if self.stage.compile else module
+
+    def one(self, key: str, values: Sequence[Any]) -> dict[str, Any]:
+        """Call a stage that takes one sample."""
+        try:
+            with torch.inference_mode():
+                result = self.fn(*values)
+        except Exception as e:
+            raise StageFailed(self.stage.name, [key], described(e)) from e
+        parts = self._parts(result, [key])
+        return {name: as_value(value) for name, value in parts.items()}
+
+    def many(self, keys: Sequence[str], columns: Sequence[Column]) -> dict[str, Column]:
+        """Call a stage that takes chunks: as many calls as needed, each of the same size."""
+        size = self.stage.chunk or 1
+        pieces: dict[str, list[Column]] = {name: [] for name in self.stage.writes}
+        for start in range(0, len(keys), size):
+            some = keys[start : start + size]
+            inputs = [column[start : start + size] for column in columns]
+            for name, column in self._chunk(some, inputs, size).items():
+                pieces[name].append(column[: len(some)])
+        return {name: joined(found) for name, found in pieces.items()}
+
+    def _chunk(self, keys: Sequence[str], columns: Sequence[Column], size: int) -> dict[str, Column]:
+        names = self.stage.reads
+        inputs = [
+            self._cast(padded(stack(self.stage.name, n, keys, c, self.device), size))
+            for n, c in zip(names, columns, strict=True)
+        ]
+        try:
+            with torch.inference_mode():
+                result = self.fn(*inputs)
+        except torch.OutOfMemoryError as e:
+            raise ChunkTooLarge(self.stage.name, size, str(e).splitlines()[0]) from e
+        except Exception as e:
+            raise StageFailed(self.stage.name, keys, described(e)) from e
+        parts = self._parts(result, keys)
+        return {name: self._column(name, keys, value, size) for name, value in parts.items()}
+
+    def _cast(self, column: Column) -> Column:
+        if self.dtype is not None and isinstance(column, Tensor) and column.is_floating_point():
+            return column.to(self.dtype)
+        return column
+
+    def _column(self, name: str, keys: Sequence[str], value: Any, size: int) -> Column:
+        value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        if isinstance(value, tuple):
+            value = list(value)
+        if not isinstance(value, Tensor | list) or (isinstance(value, Tensor) and not value.ndim):
+            wanted = f"expected a tensor [{size}, …] or a list of {size}"
+            reason = f"it returned {type(value).__name__} for {name!r}; {wanted}"
+            raise StageFailed(self.stage.name, keys, reason)
+        if len(value) != size:
+            got = f"tensor {list(value.shape)}" if isinstance(value, Tensor) else f"list of {len(value)}"
+            reason = f"it returned a {got} for {name!r}, called with {size} samples; expected a row for each"
+            raise StageFailed(self.stage.name, keys, reason)
+        return value
+
+    def _parts(self, result: Any, keys: Sequence[str]) -> dict[str, Any]:
+        """What was returned, by the names of the fields."""
+        names = self.stage.writes
+        if isinstance(result, Mapping) and {*names} <= {*result} and (len(names) > 1 or len(result) == 1):
+            return {name: result[name] for name in names}
+        if len(names) == 1:
+            return {names[0]: result}
+        if isinstance(result, tuple | list) and len(result) == len(names):
+            return dict(zip(names, result, strict=True))
+        kind = type(result).__name__
+        got = f"{kind} of {len(result)}" if hasattr(result, "__len__") else kind
+        reason = f"it returned {got}; expected {len(names)} values: {', '.join(names)}"
+        raise StageFailed(self.stage.name, keys, reason)
+
+
+def described(error: BaseException) -> str:
+    """An error in one line, as it stands in the quarantine list: its kind, unless it is one of ours."""
+    text = " ".join(str(error).split())
+    if isinstance(error, FrostlineError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

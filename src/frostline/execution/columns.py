@@ -1,0 +1,117 @@
+"""A field of several samples on its way through the stages: a tensor `[rows, …]`, or a list of values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from frostline.errors import StageFailed
+
+Column = Tensor | list[Any]
+
+
+class Uneven(StageFailed):
+    """Samples of one call differ in shape or type: those named are unlike the most common."""
+
+
+def numeric(value: Any) -> bool:
+    """Whether numpy holds numbers here that torch has a type for; not text, times or objects."""
+    if not isinstance(value, np.ndarray | np.generic):
+        return False
+    return (value.dtype.kind in "biuf" and value.dtype.itemsize <= 8) or value.dtype.str[1:] in ("c8", "c16")
+
+
+def as_value(value: Any) -> Any:
+    """A sample's value as it travels: arrays become tensors, numbers stay what they are."""
+    if isinstance(value, np.ndarray) and numeric(value):
+        native = value.astype(value.dtype.newbyteorder("="), copy=False)
+        # copied when it may not be written to, as a picture of Pillow: torch would warn. 0-d stays 0-d.
+        return torch.from_numpy(np.require(native, requirements=["C", "W"]))
+    return value
+
+
+def stackable(column: Column) -> bool:
+    return isinstance(column, Tensor) or all(
+        isinstance(v, Tensor | bool | int | float) or numeric(v) for v in column
+    )
+
+
+def stack(stage: str, name: str, keys: Sequence[str], column: Column, device: torch.device) -> Column:
+    """Values of samples as one tensor on the device; text and the like stay a list."""
+    if isinstance(column, Tensor):
+        return column.to(device, non_blocking=True)
+    if not column or not stackable(column):
+        return column
+    rows = [torch.as_tensor(as_value(value)) for value in column]
+    kinds = {(row.shape, row.dtype) for row in rows}
+    if len(kinds) > 1:
+        raise Uneven(stage, *_uneven(name, keys, rows))
+    if device.type == "cpu":
+        return torch.stack(rows).to(device)
+    out = torch.empty((len(rows), *rows[0].shape), dtype=rows[0].dtype, pin_memory=device.type == "cuda")
+    torch.stack(rows, out=out)
+    return out.to(device, non_blocking=True)
+
+
+def _uneven(name: str, keys: Sequence[str], rows: Sequence[Tensor]) -> tuple[list[str], str]:
+    """Which samples are unlike the most common shape, and what to do about it."""
+    said = [kind_of(row) for row in rows]
+    usual = max(set(said), key=lambda kind: (said.count(kind), -said.index(kind)))
+    odd = {key: kind for key, kind in zip(keys, said, strict=True) if kind != usual}
+    some = "; ".join(f"{key!r} is {kind}" for key, kind in [*odd.items()][:5])
+    return [*odd], (
+        f"{name!r} is {usual} for the others of the call, but {some}. A call of several samples needs one "
+        f"shape: resize or pad in an earlier stage, or give batch_size=1"
+    )
+
+
+def kind_of(value: Any) -> str:
+    """A value's dtype and shape, or its type, for messages and for comparing.
+
+    >>> kind_of(torch.zeros(3, 4)), kind_of("text")
+    ('float32 [3, 4]', 'str')
+    """
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype.name} {list(value.shape)}"
+    return type(value).__name__
+
+
+def padded(column: Column, rows: int) -> Column:
+    """Filled up to `rows` by repeating the last one: a real value, so that nothing divides by zero."""
+    missing = rows - len(column)
+    if missing <= 0:
+        return column
+    if isinstance(column, Tensor):
+        return torch.cat([column, column[-1:].expand(missing, *column.shape[1:])])
+    return [*column, *(column[-1:] * missing)]
+
+
+def joined(pieces: Sequence[Column]) -> Column:
+    if len(pieces) == 1:
+        return pieces[0]
+    if all(isinstance(piece, Tensor) for piece in pieces):
+        tensors = [piece for piece in pieces if isinstance(piece, Tensor)]
+        if len({(t.shape[1:], t.dtype) for t in tensors}) == 1:
+            return torch.cat(tensors)
+    return [row for piece in pieces for row in piece]
+
+
+def taken(column: Column, places: Sequence[int]) -> Column:
+    """The rows at these places."""
+    if isinstance(column, Tensor):
+        return column[torch.tensor(places, dtype=torch.int64, device=column.device)]
+    return [column[i] for i in places]
+
+
+def row_bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    return len(value) if isinstance(value, str | bytes) else 8

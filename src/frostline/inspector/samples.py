@@ -1,0 +1,136 @@
+"""The first samples of a pipeline: what its frozen stages read, and a batch to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frostline import keyed
+from frostline.batch import Batch, Ragged
+from frostline.errors import StageFailed, UsageError
+from frostline.execution import Block, Execution, Ready
+from frostline.execution.columns import Column, stackable, taken
+from frostline.pipeline import Pipeline
+from frostline.stage import Stage
+
+_TRIED = 4
+"""Times as many samples are tried as are asked for, when the first ones fail."""
+
+
+def frozen_values(pipeline: Pipeline, samples: int, device: torch.device) -> Block:
+    """All fields of frozen stages and what they read, for the first samples that come through."""
+    stages = pipeline.frozen
+    wanted = [name for stage in stages for name in (*stage.reads, *stage.writes)]
+    wanted += [*pipeline.cut, *(n for n in pipeline.source.fields if n != pipeline.source.key)]
+    fields = tuple(dict.fromkeys(wanted))
+    total = len(pipeline.source)
+    if not total:
+        raise UsageError(f"fl.audit needs samples to look at, and {pipeline.source.what} has none.")
+    execution = Execution(pipeline, fields, device=device)
+    block = execution.finish(execution.begin(range(min(samples, total))))
+    if len(block.keys) < min(samples, total) and total > samples:
+        again = execution.finish(execution.begin(range(min(_TRIED * samples, total))))
+        block = _first(again, samples)
+    if not block.keys:
+        raise next(iter(block.failed.values()))
+    return block
+
+
+def _first(block: Block, samples: int) -> Block:
+    few = range(min(samples, len(block.keys)))
+    columns = {name: taken(column, few) for name, column in block.columns.items()}
+    return Block([block.keys[i] for i in few], columns, block.failed)
+
+
+def training_batch(pipeline: Pipeline, block: Block, device: torch.device) -> Batch:
+    """The fields that leave the pipeline in epoch 0, as a feed would give them."""
+    columns = dict(block.columns)
+    picked = _picked(pipeline, block.keys, columns)
+    for stage in pipeline.needed(pipeline.outputs, given=columns):
+        seen = columns | {name: column for name, column in picked.items() if _after(pipeline, stage, name)}
+        columns |= _random(stage, block.keys, seen, device)
+        picked |= _picked(pipeline, block.keys, {n: columns[n] for n in stage.writes})
+    final = columns | picked
+    return Batch({n: collated(final[n], device) for n in pipeline.outputs if n in final}, block.keys)
+
+
+def _after(pipeline: Pipeline, stage: Stage, field: str) -> bool:
+    """Whether a stage stands behind the Pick of a field, and so reads the picked entries."""
+    place = next(i for i, step in enumerate(pipeline.steps) if step is stage)
+    return any(field in pick.fields and pipeline.steps.index(pick) < place for pick in pipeline.picks)
+
+
+def _picked(pipeline: Pipeline, keys: Sequence[str], columns: Mapping[str, Column]) -> dict[str, Column]:
+    found: dict[str, Column] = {}
+    for pick in pipeline.picks:
+        names = [name for name in pick.fields if name in columns]
+        if names:
+            rows = pick.indices(0, 0, keys, [len(value) for value in columns[names[0]]], train=True)
+            for name in names:
+                found[name] = [value[rows[i]] for i, value in enumerate(columns[name])]
+    return found
+
+
+def _random(
+    stage: Stage, keys: Sequence[str], columns: Mapping[str, Column], device: torch.device
+) -> dict[str, Column]:
+    """A stage above the line. A random one gets its generator, one sample at a time."""
+    ready = Ready(stage.with_options(compile=False), device)
+    given = [columns[name] for name in stage.reads]
+    if not stage.random and stage.chunk:
+        return ready.many(keys, given)
+    rows = []
+    for i, key in enumerate(keys):
+        call = _Seeded(ready.fn, stage.name, key) if stage.random else None
+        rows.append(_one(ready, key, [column[i] for column in given], call))
+    return {name: [row[name] for row in rows] for name in stage.writes}
+
+
+class _Seeded:
+    """A random function with its generator."""
+
+    def __init__(self, fn: Any, stage: str, key: str) -> None:
+        self.fn, self.rng = fn, keyed.generator(0, 0, key, stage)
+
+    def __call__(self, *values: Any) -> Any:
+        return self.fn(*values, rng=self.rng)
+
+
+def _one(ready: Ready, key: str, values: list[Any], call: _Seeded | None) -> dict[str, Any]:
+    if call is None:
+        return ready.one(key, values)
+    plain, ready.fn = ready.fn, call
+    try:
+        if not ready.stage.chunk:
+            return ready.one(key, values)
+        single = [torch.as_tensor(v)[None] if stackable([v]) else [v] for v in values]
+        return {name: column[0] for name, column in ready.many([key], single).items()}
+    finally:
+        ready.fn = plain
+
+
+def collated(column: Column, device: torch.device) -> Any:
+    """A column as a feed delivers it: one tensor, a Ragged, or a list."""
+    if not isinstance(column, Tensor) and not stackable(column):
+        return column
+    rows = [torch.as_tensor(row).to(device) for row in column]
+    # inference tensors cannot take part in training: a copy made out here can
+    rows = [row.clone() for row in rows]
+    if len({row.shape for row in rows}) == 1:
+        return torch.stack(rows)
+    if len({row.shape[1:] for row in rows}) > 1:
+        return rows
+    ends = torch.tensor([0, *(len(row) for row in rows)], device=device).cumsum(0)
+    return Ragged(torch.cat(rows), ends)
+
+
+def left_out(failed: Mapping[str, StageFailed], stage: str) -> list[str]:
+    """A note about samples that this stage could not take."""
+    mine = [error for error in failed.values() if error.stage == stage]
+    if not mine:
+        return []
+    told = "1 sample was" if len(mine) == 1 else f"{len(mine)} samples were"
+    return [f"{told} left out, failing with: {mine[0].reason}"]

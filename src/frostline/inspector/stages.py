@@ -1,0 +1,174 @@
+"""One stage, looked at: is it the same function of its inputs at every call, for every row by itself?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from frostline.inspector.comparing import Difference, differences
+from frostline.inspector.networks import mode_reasons, training_reasons
+from frostline.inspector.reach import reach
+from frostline.inspector.references import clock_uses, date_uses, process_uses, random_uses
+from frostline.inspector.report import REMEDY, StageAudit, listed
+from frostline.inspector.rows import row_findings
+from frostline.inspector.snapshot import Snapshot
+from frostline.inspector.subject import Subject
+from frostline.inspector.watching import (
+    Draws,
+    clocks_shifted,
+    entropy_watched,
+    generator_states,
+    generators_kept,
+    modules_called,
+    moved,
+    seed_all,
+)
+
+_SHIFTS_S = (3 * 3600 + 1063, 29 * 3600 + 2)
+"""Other hours, another day; one odd and one even, because a result may depend on `int(time.time()) % 2`."""
+
+
+def look_at(subject: Subject) -> StageAudit:
+    """Run it several times and say what is not as it must be; nothing is left changed."""
+    before = Snapshot(reach(subject.fn))
+    with generators_kept():
+        try:
+            return _Look(subject, before).audit()
+        finally:
+            before.restore()
+
+
+class _Look:
+    def __init__(self, subject: Subject, before: Snapshot) -> None:
+        self.subject, self.before = subject, before
+        seed_all(1)
+        with modules_called() as self.called:
+            subject.call(subject.inputs)  # a first call may load and fill caches, which is no fault
+        self.found = reach(subject.fn, self.called)
+        late = {*self.found.tensors()} - {*before.tensors}  # a network that the first call loaded
+        self.warm = Snapshot(self.found, weights=bool(late))
+        self.reasons: list[str] = []
+        self.notes: list[str] = []
+
+    def audit(self) -> StageAudit:
+        self.reasons += training_reasons(self.found, self.subject.where)
+        self.reasons += mode_reasons(self.found, self.subject.where)
+        self._restore()
+        gone, evidence = self._watched_run()
+        self._writes()
+        other = self._run(seed=2)
+        apart = differences(self.result, other)
+        drawn = any(name.startswith("torch") for name in gone)
+        operators = self._operators() if drawn or (apart and not evidence) else []
+        evidence = [*operators, *evidence] if drawn else evidence
+        quiet = [] if evidence else operators
+        clock = self._clocks()
+        self._randomness(evidence, quiet, apart if not clock else [])
+        self._state()
+        if self.subject.chunk and not apart:
+            self._rows()
+        self._restore()
+        return StageAudit(self.subject.name, tuple(dict.fromkeys(self.reasons)), tuple(self.notes))
+
+    def _restore(self) -> None:
+        """Weights as they were given, everything else as after the first call."""
+        self.warm.restore()
+        self.before.restore_weights()
+
+    def _run(self, *, seed: int = 1, inputs: Sequence[Any] | None = None) -> dict[str, Any]:
+        self._restore()
+        seed_all(seed)
+        return self.subject.call(self.subject.inputs if inputs is None else inputs)
+
+    def _watched_run(self) -> tuple[list[str], list[str]]:
+        """(generators that moved, what shows that it draws random numbers)."""
+        seed_all(1)
+        witness, states = self.subject.witness, generator_states()
+        witness.looking = True
+        try:
+            with entropy_watched(self.found.uses) as entropy:
+                self.result = self.subject.call(self.subject.inputs)
+        finally:
+            witness.looking = False
+        gone = moved(states, generator_states())
+        self.later = Snapshot(reach(self.subject.fn, self.called), weights=False)
+        evidence = [f"{name} moved" for name in gone]
+        asked = list(dict.fromkeys(entropy))
+        return gone, evidence + [f"it asks the operating system for random bytes{where}" for where in asked]
+
+    def _operators(self) -> list[str]:
+        """Torch's operators that draw. Only where something drew: watching them loads torch._dynamo, 3 s."""
+        self._restore()
+        seed_all(1)
+        with Draws() as draws:
+            self.subject.call(self.subject.inputs)
+        return [f"{op}{where}" for op, where in draws.found.items()]
+
+    def _writes(self) -> None:
+        tensors = dict.fromkeys(self.before.moved(self.warm) + self.before.moved(self.later))
+        tensors |= dict.fromkeys(
+            name for name in self.warm.moved(self.later) if name not in self.before.tensors
+        )
+        if tensors:
+            self.reasons.append(
+                f"a call changes its own parameters or buffers: {listed(tensors, 6)}. Call .eval() "
+                f"{self.subject.where}, or compute without writing to them"
+            )
+        if self.subject.witness.written:
+            self.reasons.append(
+                f"it writes into what it is given: {listed(sorted(self.subject.witness.written))}. Other "
+                "stages read the same values: work on a copy (x = x.clone())"
+            )
+
+    def _randomness(self, evidence: list[str], quiet: list[str], apart: list[Difference]) -> None:
+        uses = self.found.uses
+        evidence = evidence + [f"it uses {use}" for use in random_uses(uses)]
+        told = "; ".join(difference.told(self.subject.keys) for difference in apart)
+        if evidence:
+            seen = f". Two runs under different seeds do not agree: {told}" if apart else ""
+            self.reasons.append(f"it draws random numbers: {'; '.join(evidence)}{seen}. Remedy: {REMEDY}")
+        elif apart:
+            because = f" (it runs {', '.join(quiet)})" if quiet else ""
+            self.reasons.append(f"two runs with the same inputs do not agree{because}: {told}. {_remedy()}")
+        for what, found in (("the date", date_uses(uses)), ("where it runs", process_uses(uses))):
+            if found:
+                self.reasons.append(f"it asks for {what}: {'; '.join(found)}. {_remedy()}")
+
+    def _clocks(self) -> bool:
+        """Whether the result depends on the clock, for code that reads one."""
+        used = clock_uses(self.found.uses)
+        if not used:
+            return False
+        for seconds in _SHIFTS_S:
+            with clocks_shifted(self.found.uses, seconds):
+                apart = differences(self.result, self._run())
+            if apart:
+                told = "; ".join(difference.told(self.subject.keys) for difference in apart)
+                self.reasons.append(
+                    f"its result depends on the clock ({'; '.join(used)}): {seconds // 3600} hours later "
+                    f"{told}. {_remedy()}"
+                )
+                return True
+        self.notes.append(f"it reads the clock ({'; '.join(used)}); its result does not depend on it")
+        return False
+
+    def _state(self) -> None:
+        changed = self.warm.changed(self.later)
+        if changed:
+            self.reasons.append(
+                f"it keeps something that changes from call to call: {', '.join(changed[:4])}. {_remedy()}"
+            )
+
+    def _rows(self) -> None:
+        size = self.subject.chunk or 1
+        inputs = [column[:size] for column in self.subject.inputs]
+        whole = self.result if len(self.subject.inputs[0]) == size else self._run(inputs=inputs)
+        reasons, notes = row_findings(
+            lambda given: self._run(inputs=given), inputs, self.subject.keys[:size], whole
+        )
+        self.reasons += reasons
+        self.notes += notes
+
+
+def _remedy() -> str:
+    return REMEDY[0].upper() + REMEDY[1:]

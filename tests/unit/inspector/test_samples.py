@@ -1,0 +1,75 @@
+"""The first samples of a pipeline, and a batch as training would get it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import frostline as fl
+from frostline import keyed
+from frostline.errors import StageFailed
+from frostline.inspector.samples import collated, frozen_values, training_batch
+
+CPU = torch.device("cpu")
+
+
+def source(n: int = 6) -> fl.Source:
+    return fl.Source.table([{"key": f"k{i}", "x": torch.arange(5.0) + i} for i in range(n)])
+
+
+def test_more_samples_are_tried_when_the_first_fail() -> None:
+    def picky(x):
+        if x[0] < 3:
+            raise ValueError("too small")
+        return x
+
+    data = fl.Pipeline(source(), fl.Stage("y", picky, reads="x"))
+    block = frozen_values(data, 2, CPU)
+    assert block.keys == ["k3", "k4"]
+    assert list(block.failed) == ["k0", "k1", "k2"]
+    with pytest.raises(StageFailed, match="too small"):
+        frozen_values(fl.Pipeline(source(3), fl.Stage("y", picky, reads="x")), 2, CPU)
+
+
+def test_random_stages_get_their_keyed_generator() -> None:
+    def noise(x, rng):
+        return x + float(rng.random())
+
+    data = fl.Pipeline(
+        source(),
+        fl.Stage("doubled", lambda x: 2 * x, reads="x"),
+        fl.Stage("noisy", noise, reads="doubled", random=True),
+        fl.Stage("summed", lambda x: x.sum(1), reads="noisy", batch_size=4),
+        fl.Stage("chunky", lambda x, rng: x + float(rng.random()), reads="x", random=True, batch_size=2),
+    )
+    batch = training_batch(data, frozen_values(data, 3, CPU), CPU)
+    drawn = keyed.generator(0, 0, "k1", "noisy").random()
+    assert batch["summed"][1].item() == pytest.approx(2 * (10 + 5) + 5 * drawn)
+    assert batch["chunky"].shape == (3, 5)
+    assert batch.keys_of_rows == ["k0", "k1", "k2"]
+
+
+def test_stages_before_a_pick_read_all_and_those_behind_it_the_picked() -> None:
+    data = fl.Pipeline(
+        source(),
+        fl.Stage("all", lambda x: len(x), reads="x"),
+        fl.Pick("x", n=2),
+        fl.Stage("some", lambda x: len(x), reads="x"),
+    )
+    batch = training_batch(data, frozen_values(data, 3, CPU), CPU)
+    assert batch["all"].tolist() == [5, 5, 5]
+    assert batch["some"].tolist() == [2, 2, 2]
+    assert batch["x"].shape == (3, 2)
+
+
+def test_values_are_collated_as_a_feed_does() -> None:
+    with torch.inference_mode():
+        made = torch.ones(2)
+    assert not collated([made, made], CPU).is_inference()
+    assert collated(["a", "b"], CPU) == ["a", "b"]
+    assert collated([np.float32(1), np.float32(2)], CPU).tolist() == [1, 2]
+    ragged = collated([torch.ones(1, 3), torch.ones(2, 3)], CPU)
+    assert isinstance(ragged, fl.Ragged)
+    assert ragged.lengths.tolist() == [1, 2]
+    assert len(collated([torch.ones(1, 3), torch.ones(2, 4)], CPU)) == 2
