@@ -79,15 +79,29 @@ class Extender:
         return [s for s in shards if s not in done and len(snapshot.live_rows(s))]
 
     @property
+    def fields(self) -> dict[str, Field]:
+        """The fields that are added."""
+        return {name: self._columns[name].field for name in self._names}
+
+    @property
     def pending(self) -> Iterator[str]:
         """Keys whose values are still to come, in row order."""
-        snapshot = self._session.snapshot
         for shard in list(self._todo):
-            rows = snapshot.live_rows(shard)
-            keys = snapshot.keys(snapshot.positions_of_rows(rows))
-            for row, key in zip(rows.tolist(), keys, strict=True):
+            for key, row in self._keys_of(shard):
                 if shard in self._todo and not (shard in self._open and self._open[shard].has(row)):
                     yield key
+
+    def pending_shards(self) -> Iterator[list[str]]:
+        """The keys of each shard to which nothing was added yet: what is written, or lost, together."""
+        for shard in list(self._todo):
+            if shard in self._todo and shard not in self._open:
+                yield [key for key, _ in self._keys_of(shard)]
+
+    def _keys_of(self, shard: int) -> list[tuple[str, int]]:
+        snapshot = self._session.snapshot
+        rows = snapshot.live_rows(shard)
+        keys = snapshot.keys(snapshot.positions_of_rows(rows))
+        return list(zip(keys, rows.tolist(), strict=True))
 
     def append(self, key: str, values: dict[str, Any]) -> None:
         """The new fields' values for a key that is there."""

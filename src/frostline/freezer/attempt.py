@@ -1,0 +1,288 @@
+"""One attempt at a freeze: plan, audit, forecast, and carry it out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from frostline.errors import FreezeStopped
+from frostline.execution import Execution
+from frostline.execution.columns import Column
+from frostline.freezer import choice, schema
+from frostline.freezer.forecast import Forecast, Probe, forecast, probe
+from frostline.freezer.inputs import Inputs
+from frostline.freezer.options import Options
+from frostline.freezer.plan import Plan, Wanted, chosen_codecs, chosen_cut, make_plan
+from frostline.freezer.progress import Reporter, duration
+from frostline.freezer.stopping import Stop
+from frostline.freezer.stream import Sink, Stats, Stream, column_bytes
+from frostline.freezer.workers import Given, cores
+from frostline.freezer.writing import Budget, Rows, Write, delete_rows, retire_fields
+from frostline.inspector import audit
+from frostline.pipeline import Pipeline
+from frostline.store import Field, Store
+from frostline.store.building import default_rows_per_shard
+from frostline.store.manifest import commit_numbers
+
+_MOST_ROWS = 4096
+"""Rows a shard at most: what a kill can cost."""
+_MOST_BYTES = 512 << 20
+_AUDITED = 8
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a freeze did, or would do."""
+
+    root: Path
+    plan: Plan
+    forecast: Forecast | None
+    stats: Stats
+    seconds: float
+    streamed: float
+    """Seconds in which samples were computed and written: without looking, auditing and the first samples."""
+    stopped: str | None
+    """Why it ended before all was done; None when all is done."""
+    device: str
+
+    @property
+    def store(self) -> Store:
+        return Store.open(self.root)
+
+
+class Attempt:
+    """A freeze with chunks of given sizes."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        root: Path,
+        options: Options,
+        reporter: Reporter,
+        chunks: Mapping[str, int],
+        stop: Stop,
+    ) -> None:
+        self.root, self.options, self.reporter, self.stop = root, options, reporter, stop
+        self.device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        cut, codecs = chosen_cut(pipeline, options.cut), chosen_codecs(pipeline, options.codec)
+        self.wanted = Wanted(pipeline, cut, codecs, options.limit, options.paranoid, options.retry_bad)
+        self.chunks = {**_reduced(pipeline, root), **chunks}
+        sizes = {s: self.chunks[s.name] for s in pipeline.stages if s.name in self.chunks}
+        self.pipeline = pipeline.with_stages({s.name: s.with_options(batch_size=n) for s, n in sizes.items()})
+        self.inputs = Inputs.of(pipeline, paranoid=options.paranoid)
+        self.budget = Budget(options.max_bad, len(self.wanted.places), root)
+        self.stats = Stats()
+
+    def run(self) -> Outcome:
+        began = time.monotonic()
+        self.plan = make_plan(self.wanted, self.root, self.chunks, self.reporter.looked)
+        self.reporter.end()
+        for sentence in self.plan.said():
+            self.reporter.note(sentence)
+        guess = None if self.plan.idle else self._prepare()
+        ready = time.monotonic()
+        if guess is not None and not self.options.dry_run:
+            self._carry_out()
+        self.reporter.end()
+        stopped = None if guess is None or self.options.dry_run else self.stop.why
+        now = time.monotonic()
+        return Outcome(
+            self.root, self.plan, guess, self.stats, now - began, now - ready, stopped, str(self.device)
+        )
+
+    # before anything is written
+
+    def _prepare(self) -> Forecast:
+        plan = self.plan
+        self.missing = [name for name in plan.extended if name != plan.text_field]
+        self.given = self._fields_to_read()
+        self.adding = Execution(self.pipeline, plan.fields, device=self.device)
+        self.extending = Execution(self.pipeline, self.missing, device=self.device, given=self.given)
+        self.places = {key: i for i, key in enumerate(self.pipeline.source.keys)}
+        self._audit()
+        self.probed = self._probe()
+        self.specs = self._specs()
+        guess = self._forecast()
+        work = f"{guess.samples:,} samples on {self.device} into {self.root}"
+        takes = (
+            f"about {duration(guess.seconds)}, {guess.bytes / 1e9:,.3f} GB ({guess.free / 1e9:,.0f} GB free)"
+        )
+        self.reporter.note(f"freezing {', '.join(plan.fields)}: {work}: {takes}")
+        if not self.options.dry_run:
+            guess.refuse_if_full(self.root)
+        return guess
+
+    def _fields_to_read(self) -> tuple[str, ...]:
+        """Fields of the store from which missing ones can be computed: up to date, whole and exact."""
+        if not self.missing or not self.plan.held:
+            return ()
+        exact = [
+            n for n, spec in self.plan.held.items() if spec.codec == "raw" and n not in self.plan.extended
+        ]
+        stages = self.pipeline.needed(self.missing, given=exact)
+        return tuple(n for n in exact if any(n in stage.reads for stage in stages))
+
+    def _audit(self) -> None:
+        """Whether the stages of new fields are frozen; those of held fields were looked at before."""
+        plan = self.plan
+        fresh = [n for n in plan.fields if n not in plan.held and self.pipeline.writer_of(n) is not None]
+        stages = self.pipeline.needed(fresh)
+        if stages:
+            report = audit(Pipeline(self.pipeline.source, *stages), samples=_AUDITED, device=str(self.device))
+            report.raise_if_not_frozen()
+
+    def _probe(self) -> Probe | None:
+        """The first samples: what the fields look like, and how long they take."""
+        plan = self.plan
+        staying = self._staying() if self.missing else []
+        if staying:
+            found = probe(self.extending, staying, self._reader())
+        else:
+            found = probe(self.adding, [i for i in plan.new if i not in plan.broken], None)
+        unknown = [name for name in plan.fields if name not in plan.held]
+        if not found.block.keys and unknown and (plan.new or staying):
+            raise FreezeStopped(found.none_worked())
+        return found if found.block.keys else None
+
+    def _staying(self) -> list[int]:
+        dropped = {*self.plan.gone, *self.plan.changed}
+        return [self.places[k] for k in Store.open(self.root).keys if k in self.places and k not in dropped]
+
+    def _reader(self) -> Given | None:
+        """Reads the fields that are given, for some keys."""
+        if not self.given:
+            return None
+        store = Store.open(self.root)
+
+        def read(keys: Sequence[str]) -> dict[str, Column]:
+            batch = store.rows(keys, self.given)
+            return {n: c if isinstance(c, torch.Tensor) else [*c] for n, c in batch.items()}
+
+        return read
+
+    def _specs(self) -> dict[str, Field]:
+        """How every field is stored, with what it is computed from."""
+        plan = self.plan
+        found = {name: plan.held[name] for name in plan.fields if name in plan.held}
+        new = [name for name in plan.fields if name not in found]
+        if new and self.probed is not None:
+            block = self.probed.block
+            fresh = schema.fields_of(self.pipeline, new, block.keys, block.columns)
+            codecs = {n: c for n, c in self.wanted.codecs.items() if n == "*" or n in fresh}
+            found |= schema.with_marks(fresh, codecs, plan.marks)
+        return {**{n: found[n] for n in plan.fields if n in found}, plan.text_field: self.inputs.field}
+
+    def _forecast(self) -> Forecast:
+        plan, samples = self.plan, len(self.plan.new) + self.plan.waiting
+        per_row: dict[str, int] = {}
+        if self.probed is not None:
+            n = len(self.probed.block.keys)
+            for name, column in self.probed.block.columns.items():
+                spec = self.specs[name]
+                per_row[name] = column_bytes(column) // n if spec.ragged else spec.row_bytes
+        per_row[plan.text_field] = 80
+        return forecast(
+            self.probed, samples, self.options.n_workers or cores(), self.device, per_row, self.root
+        )
+
+    # carrying it out
+
+    def _carry_out(self) -> None:
+        plan = self.plan
+        self.rows = Rows(plan, self.specs, self._text_of, self.budget)
+        self.stop.start()
+        if plan.exists:
+            delete_rows(self.root, [*plan.gone, *plan.changed])
+            retire_fields(self.root, [*plan.retired])
+        if plan.extended and plan.exists:
+            self._extend()
+        if self.stop.why is None:
+            retire_fields(self.root, plan.old_texts) if plan.exists else None
+            self._add()
+
+    def _text_of(self, key: str) -> str:
+        place = self.places[key]
+        text = self.plan.texts.get(place)
+        return text if text is not None else "{}" if place in self.plan.broken else self.inputs.text(place)
+
+    def _extend(self) -> None:
+        specs = {name: self.specs[name] for name in self.plan.extended if name in self.specs}
+        with Store.extend(self.root, specs) as extender:
+            segments = ([self.places[key] for key in keys] for keys in extender.pending_shards())
+            write = self.rows.into(extender)
+            self._stream(
+                f"adding {', '.join(self.plan.extended)}", self.extending, segments, write, self._reader()
+            )
+
+    def _add(self) -> None:
+        plan = self.plan
+        if not plan.new and plan.exists:
+            return
+        if plan.exists:
+            writer = Store.append(self.root)
+        else:
+            writer = Store.create(self.root, self.specs, rows_per_shard=self._rows_per_shard(), resume=True)
+        with writer:
+            size = Store.open(self.root).rows_per_shard
+            segments = (plan.new[s : s + size] for s in range(0, len(plan.new), size))
+            self._stream("freezing", self.adding, segments, self.rows.into(writer), None)
+
+    def _rows_per_shard(self) -> int:
+        """About 64 MB, and whole chunks where they fit; the same for the same fields, on any machine."""
+        usual = min(_MOST_ROWS, default_rows_per_shard(self.specs))
+        chunk = self.adding.block_size if self.adding.late else 1
+        if usual >= chunk:
+            return usual // chunk * chunk
+        row_bytes = sum(spec.row_bytes for spec in self.specs.values())
+        return chunk if chunk * row_bytes <= _MOST_BYTES else max(usual, math.gcd(usual, chunk))
+
+    def _stream(
+        self,
+        what: str,
+        execution: Execution,
+        segments: Iterable[Sequence[int]],
+        write: Write,
+        given: Given | None,
+    ) -> None:
+        plan = self.plan
+        sample_s = self.probed.sample_s if self.probed else 0.0
+        size = self.probed.sample_bytes if self.probed else 1
+        workers = choice.start(
+            execution.early, plan.new, asked=self.options.workers, n=self.options.n_workers,
+            sample_s=sample_s, given=given, reporter=self.reporter,
+        )  # fmt: skip
+        group = choice.group_size(sample_s, execution.block_size, early=bool(execution.early.stages))
+        kinds = self.probed.kinds if self.probed else {}
+        stream = Stream(execution, workers, group=group, sample_bytes=size, kinds=kinds, stats=self.stats)
+        total = len(plan.new) if execution is self.adding else plan.waiting
+        before = self.stats.samples + self.stats.failed
+        with closing(workers):
+            sink = Sink(write, self.stats)
+            try:
+                for item in stream.items(segments, self.stop):
+                    sink.put(item)
+                    done = self.stats.samples + self.stats.failed - before
+                    self.reporter.computed(what, done, total, self.stats)
+                sink.close()
+            except BaseException:
+                sink.abandon()
+                raise
+
+
+def _reduced(pipeline: Pipeline, root: Path) -> dict[str, int]:
+    """Stages whose chunk was made smaller when a store was begun, because memory did not do: they stay so."""
+    found: dict[str, int] = {}
+    fields = Store.open(root).fields.values() if commit_numbers(root) else ()
+    asked = {stage.name: stage.chunk for stage in pipeline.stages}
+    for spec in fields:
+        for name, parts in ((spec.provenance or {}).get("stages") or {}).items():
+            chunk = parts.get("chunk")
+            if chunk and parts.get("chunk_asked") == asked.get(name) != chunk:
+                found[name] = chunk
+    return found

@@ -1,0 +1,92 @@
+"""What a row was computed from: one short text for each sample, kept in the store beside its values.
+
+For every raw field that the frozen stages read: size, time and a hash of the ends of a file (with
+`paranoid`: of all of it), or a hash of the value. A row whose text differs is computed again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from frostline.errors import FrostlineError
+from frostline.execution.call import described
+from frostline.fingerprint import digest, file_id, value_of
+from frostline.pipeline import Pipeline
+from frostline.store import Field
+
+PREFIX = "_source."
+"""How the store's fields that hold these texts begin; the rest says what the texts are made of."""
+_AT_ONCE = 4096
+_THREADS = 8
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Which raw fields count, and how closely files are looked at."""
+
+    pipeline: Pipeline
+    names: tuple[str, ...]
+    paranoid: bool = False
+
+    @staticmethod
+    def of(pipeline: Pipeline, *, paranoid: bool = False) -> Inputs:
+        below = [name for stage in pipeline.frozen for name in stage.writes]
+        return Inputs(pipeline, pipeline.raw_needed([*below, *pipeline.cut]), paranoid)
+
+    @property
+    def field(self) -> Field:
+        """The store's field: what it is made of is its fingerprint."""
+        about = {"reads": [*self.names], "paranoid": self.paranoid}
+        return Field((), "str", fingerprint=digest(value_of(about)), provenance=about)
+
+    @property
+    def name(self) -> str:
+        """Texts made otherwise lie under another name: the old ones stay until the new ones are whole."""
+        return PREFIX + str(self.field.fingerprint)[:8]
+
+    def texts(self, places: Sequence[int]) -> Iterator[tuple[int, str | FrostlineError]]:
+        """The text of each sample, or why there is none (no such file, not to be read), in order."""
+        with ThreadPoolExecutor(_THREADS, "frostline-look") as pool:
+            for start in range(0, len(places), _AT_ONCE):
+                some = places[start : start + _AT_ONCE]
+                yield from zip(some, pool.map(self._text_or_error, some), strict=True)
+
+    def _text_or_error(self, place: int) -> str | FrostlineError:
+        try:
+            return self.text(place)
+        except FrostlineError as e:
+            return e
+        except OSError as e:
+            return FrostlineError(described(e))
+
+    def text(self, place: int) -> str:
+        source = self.pipeline.source
+        if source.version is not None:
+            return _text({"version": source.version})
+        raw = source.raw(place) if self.names else {}
+        return _text({name: self._part(name, raw[name]) for name in self.names})
+
+    def _part(self, name: str, value: Any) -> str:
+        if name in self.pipeline.source.paths or (isinstance(value, str) and _is_file(value)):
+            return file_id(value, full=self.paranoid).text
+        return digest(value_of(value))[:16]
+
+
+def _is_file(text: str) -> bool:
+    """Whether a text names a file: then its content counts too, also where nobody said it was a path."""
+    return 0 < len(text) < 4096 and "\0" not in text and "\n" not in text and os.path.isfile(text)
+
+
+def _text(parts: dict[str, str]) -> str:
+    return json.dumps(parts, separators=(",", ":"), ensure_ascii=False)
+
+
+def changed(old: str, new: str) -> list[str]:
+    """The raw fields whose content differs, of those that both texts tell of."""
+    before, now = json.loads(old), json.loads(new)
+    return [name for name in before if name in now and before[name] != now[name]]

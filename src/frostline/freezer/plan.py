@@ -1,0 +1,267 @@
+"""What a freeze has to do: what the store should hold, compared with what it holds. Computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frostline.errors import FrostlineError, NotFrozen, StoreError, UsageError
+from frostline.fingerprint import Fingerprint, differences, digest, fingerprint, value_of
+from frostline.freezer.inputs import PREFIX, Inputs, changed
+from frostline.freezer.progress import many
+from frostline.pipeline import Pipeline
+from frostline.stage import Stage
+from frostline.store import Field, Store
+from frostline.store.manifest import commit_numbers
+from frostline.tables import nearest
+
+Marks = dict[str, tuple[str, Any]]
+"""Field → its fingerprint, and what that is made of."""
+Look = Callable[[int, int], None]
+"""Called with samples looked at, and how many there are."""
+
+
+def chosen_cut(pipeline: Pipeline, asked: Sequence[str] | None) -> tuple[str, ...]:
+    """The fields to store: those asked for, or the last frozen ones."""
+    if asked is None:
+        cut = pipeline.cut
+        if not cut:
+            why = [f"{name}: {reason}" for name, reason in pipeline.why_not_frozen.items()]
+            raise NotFrozen("Nothing in this pipeline is the same in every epoch:", problems=why)
+        return cut
+    fields = pipeline.fields
+    problems = [
+        f"no field {n!r}{nearest(n, fields)}; there are {', '.join(fields)}" for n in asked if n not in fields
+    ]
+    if problems or not asked:
+        raise UsageError("Cannot cut there:", problems=problems or ["name at least one field"])
+    moving = [name for name in asked if not pipeline.is_frozen(name)]
+    if moving:
+        why = [f"{n!r}: {pipeline.why_not_frozen[w.name]}" for n in moving if (w := pipeline.writer_of(n))]
+        raise NotFrozen("These fields differ from epoch to epoch, and cannot be stored:", problems=why)
+    return tuple(dict.fromkeys(asked))
+
+
+def chosen_codecs(pipeline: Pipeline, asked: Mapping[str, str] | None) -> dict[str, str]:
+    """The codecs asked for, by field; a name that is no field would change nothing, unsaid."""
+    codecs, fields = dict(asked or {}), pipeline.fields
+    unknown = [
+        f"no field {n!r}{nearest(n, fields)}; there are {', '.join(fields)}, or '*' for all floating-point ones"
+        for n in codecs
+        if n not in ("*", *fields)
+    ]
+    if unknown:
+        raise UsageError("Cannot use these codecs:", problems=unknown)
+    return codecs
+
+
+@dataclass(frozen=True)
+class _Below:
+    """The part of a pipeline that some fields are computed by: what lies above the line does not count."""
+
+    pipeline: Pipeline
+    fields: tuple[str, ...]
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return self.pipeline.needed(self.fields)
+
+    def writer_of(self, field: str) -> Stage | None:
+        return self.pipeline.writer_of(field)
+
+
+def marks_of(
+    pipeline: Pipeline, fields: Sequence[str], chunks: Mapping[str, int], *, paranoid: bool
+) -> Marks:
+    prints = dict(fingerprint(_Below(pipeline, tuple(fields)), chunk=chunks, paranoid=paranoid))
+    raw = {
+        name: Fingerprint(digest(value_of(["source", name])), {"field": name, "stages": {}})
+        for name in fields
+    }
+    return {name: ((f := prints.get(name, raw[name])).digest, f.parts) for name in fields}
+
+
+@dataclass
+class Plan:
+    """What is to be done, in the order in which it is done."""
+
+    root: Path
+    fields: tuple[str, ...]
+    """What the store will hold, beside the texts of the inputs."""
+    text_field: str
+    marks: Marks
+    exists: bool = False
+    held: dict[str, Field] = field(default_factory=dict)
+    """Fields of the store that are up to date."""
+    gone: list[str] = field(default_factory=list)
+    """Keys of the store that the source no longer lists."""
+    changed: dict[str, list[str]] = field(default_factory=dict)
+    """Keys whose input is another one now, and which raw fields differ."""
+    old_texts: list[str] = field(default_factory=list)
+    """Texts of inputs that were made otherwise."""
+    retired: dict[str, list[str]] = field(default_factory=dict)
+    """Fields of the store that were computed otherwise, and how."""
+    extended: list[str] = field(default_factory=list)
+    """Fields to be added to the rows that stay."""
+    new: list[int] = field(default_factory=list)
+    """Places of the samples to be added."""
+    waiting: int = 0
+    """Rows that lack an extended field."""
+    broken: dict[int, str] = field(default_factory=dict)
+    """Places of new samples whose input could not be looked at, and why."""
+    texts: dict[int, str] = field(default_factory=dict)
+    quarantined: int = 0
+    """Samples that failed before and are not tried again."""
+
+    @property
+    def idle(self) -> bool:
+        todo = (self.gone, self.changed, self.retired, self.extended, self.new, self.old_texts)
+        return self.exists and not any(todo)
+
+    def said(self) -> list[str]:
+        """The plan in sentences, for a person."""
+        out = []
+        for name, why in self.retired.items():
+            out.append(f"{name}: to be computed again; {'; '.join(why) or 'it is another field now'}")
+        fresh = [name for name in self.extended if name not in self.retired and name != self.text_field]
+        if fresh:
+            out.append(f"{', '.join(fresh)}: to be added to {many(self.waiting, 'row')}")
+        if self.changed:
+            first = next(iter(self.changed))
+            what = f"{first!r}: {', '.join(self.changed[first])}"
+            out.append(f"{many(len(self.changed), 'input')} changed ({what})")
+        if self.gone:
+            out.append(f"{many(len(self.gone), 'row')} no longer in the source ({self.gone[0]!r}): deleted")
+        if self.exists and self.new:
+            out.append(f"{many(len(self.new), 'sample')} to be added")
+        if self.quarantined:
+            failed = many(self.quarantined, "sample")
+            out.append(f"{failed} failed before and did not change: left in quarantine")
+        return out
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for."""
+
+    pipeline: Pipeline
+    cut: tuple[str, ...]
+    codecs: Mapping[str, str]
+    limit: int | None
+    paranoid: bool
+    retry_bad: bool
+
+    @property
+    def places(self) -> range:
+        n = len(self.pipeline.source)
+        return range(n if self.limit is None else min(n, self.limit))
+
+
+def make_plan(wanted: Wanted, root: Path, chunks: Mapping[str, int], look: Look | None = None) -> Plan:
+    pipeline = wanted.pipeline
+    store = _opened(root)
+    inputs = Inputs.of(pipeline, paranoid=wanted.paranoid)
+    kept = [n for n in (store.fields if store else ()) if n in pipeline.fields and pipeline.is_frozen(n)]
+    marks = marks_of(pipeline, [*dict.fromkeys((*wanted.cut, *kept))], chunks, paranoid=wanted.paranoid)
+    plan = Plan(root, wanted.cut, inputs.name, marks, exists=store is not None)
+    _look(plan, wanted, inputs, look)
+    if store is None:
+        plan.new = [*wanted.places]
+        return plan
+    _compare_fields(plan, wanted, store)
+    _compare_rows(plan, wanted, store)
+    return plan
+
+
+def _opened(root: Path) -> Store | None:
+    if not commit_numbers(root):
+        return None
+    store = Store.open(root)
+    if not any(name.startswith(PREFIX) for name in store.fields):
+        raise StoreError(
+            f"The store at {root} holds {', '.join(store.fields)} but not what its rows were computed from: "
+            f"`frostline freeze` did not make it. Give --out another folder."
+        )
+    return store
+
+
+def _look(plan: Plan, wanted: Wanted, inputs: Inputs, look: Look | None) -> None:
+    total = len(wanted.places)
+    for done, (place, text) in enumerate(inputs.texts(wanted.places), 1):
+        if isinstance(text, FrostlineError):
+            plan.broken[place] = str(text)
+        else:
+            plan.texts[place] = text
+        if look is not None and (done % 1000 == 0 or done == total):
+            look(done, total)
+
+
+def _compare_fields(plan: Plan, wanted: Wanted, store: Store) -> None:
+    """Fields that are up to date, were computed otherwise, or are missing."""
+    for name, spec in store.fields.items():
+        if name.startswith(PREFIX):
+            if name != plan.text_field:
+                plan.old_texts.append(name)
+        elif name not in plan.marks:
+            plan.retired[name] = ["no stage writes it any more, or it differs from epoch to epoch"]
+        elif spec.fingerprint != plan.marks[name][0]:
+            plan.retired[name] = differences(spec.provenance, plan.marks[name][1])
+        elif _recoded(name, spec, wanted.codecs):
+            plan.retired[name] = [f"codec {spec.codec} → {wanted.codecs[name]}"]
+        else:
+            plan.held[name] = spec
+    # what the store holds beyond the cut, and is up to date, is kept up to date: nothing is lost unasked
+    plan.fields = tuple(dict.fromkeys((*wanted.cut, *plan.held)))
+    whole = [n for n in (*plan.held, plan.text_field) if n in store.fields and not _lacking(store, n)]
+    plan.extended = [n for n in (*plan.fields, plan.text_field) if n not in whole]
+
+
+def _lacking(store: Store, name: str) -> int:
+    """Rows without this field that did not fail."""
+    failed = sum(1 for entry in store.quarantine if entry.get("field") == name)
+    return len(store) - len(store.with_fields([name])) - failed
+
+
+def _recoded(name: str, spec: Field, codecs: Mapping[str, str]) -> bool:
+    """Whether another codec is asked for by name; "*" is for fields that are made anew."""
+    return name in codecs and Field(spec.shape, spec.dtype, codecs[name]).codec != spec.codec
+
+
+def _compare_rows(plan: Plan, wanted: Wanted, store: Store) -> None:
+    keys = wanted.pipeline.source.keys
+    there = _texts(store)
+    mine = wanted.places
+    plan.gone = sorted({*there} - {*keys})
+    failed = {entry["key"]: entry["input"] for entry in store.quarantine if "column" not in entry}
+    mark = combined(plan)
+    for place in mine:
+        key = keys[place]
+        text = plan.texts.get(place)
+        if key in there:
+            differ = changed(there[key], text) if text is not None else ["it cannot be read any more"]
+            if differ:
+                plan.changed[key] = differ
+                plan.new.append(place)
+        elif key in failed and not wanted.retry_bad and failed[key] == [text, mark]:
+            plan.quarantined += 1
+        else:
+            plan.new.append(place)
+    stay = len(there) - len(plan.gone) - len(plan.changed)
+    plan.waiting = stay if plan.extended else 0
+
+
+def _texts(store: Store) -> dict[str, str]:
+    """Key → text, of every row; from texts that are whole (others are being added)."""
+    names = [n for n in store.fields if n.startswith(PREFIX) and len(store.with_fields([n])) == len(store)]
+    if not names:
+        raise StoreError(
+            f"No field of {store.path} says what all of its rows came from. Give --out another folder."
+        )
+    return dict(zip(store.keys, store.column(names[0]), strict=True)) if len(store) else {}
+
+
+def combined(plan: Plan) -> str:
+    """All fingerprints in one: a sample that failed is tried again when any of them changes."""
+    return digest(value_of({name: plan.marks[name][0] for name in plan.fields}))[:16]

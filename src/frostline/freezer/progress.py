@@ -1,0 +1,94 @@
+"""Progress of a freeze on standard error: a line that is rewritten on a terminal, log lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from frostline.freezer.stream import Stats
+
+_EVERY_S = {True: 0.2, False: 10.0}
+"""Seconds between two lines, on a terminal and elsewhere."""
+
+
+class Reporter:
+    """Says what happens. quiet: only what must not be missed."""
+
+    def __init__(self, *, quiet: bool = False, out: TextIO | None = None) -> None:
+        self._out = out or sys.stderr
+        self._terminal = self._out.isatty()
+        self._quiet = quiet
+        self._what = ""
+        self._began = self._said = 0.0
+        self._first = Stats()
+        self._open = False
+
+    def note(self, text: str) -> None:
+        """A sentence of its own."""
+        if not self._quiet:
+            self._clear()
+            print(text, file=self._out, flush=True)
+
+    def looked(self, done: int, total: int) -> None:
+        self._line("looking at the inputs", done, total, None)
+
+    def computed(self, what: str, done: int, total: int, stats: Stats) -> None:
+        self._line(what, done, total, stats)
+
+    def end(self) -> None:
+        self._clear()
+        self._what = ""
+
+    def _line(self, what: str, done: int, total: int, stats: Stats | None) -> None:
+        now = time.monotonic()
+        if what != self._what:
+            self._what, self._began, self._said, self._begun_with = what, now, now, done
+            self._first = Stats(**vars(stats)) if stats else Stats()
+        if self._quiet or now - self._said < _EVERY_S[self._terminal]:
+            return
+        self._said = now
+        text = self._text(what, done, total, stats, now - self._began)
+        if self._terminal:
+            print(f"\r\x1b[2K{text}", end="", file=self._out, flush=True)
+            self._open = True
+        else:
+            print(text, file=self._out, flush=True)
+
+    def _text(self, what: str, done: int, total: int, stats: Stats | None, took: float) -> str:
+        rate = (done - self._begun_with) / max(took, 1e-9)
+        parts = [f"{what}: {done:,} of {total:,} ({done / max(total, 1):.0%})", f"{rate:,.1f} samples/s"]
+        if stats is not None:
+            first = self._first
+            parts.append(f"{(stats.bytes - first.bytes) / max(took, 1e-9) / 1e6:,.1f} MB/s")
+            parts.append(f"device busy {min(1.0, (stats.busy - first.busy) / max(took, 1e-9)):.0%}")
+            if stats.failed:
+                parts.append(f"{stats.failed:,} quarantined")
+        left = (total - done) / rate if rate > 0 else None
+        parts.append(f"{duration(left)} left" if left is not None else "time left not known yet")
+        return ", ".join(parts)
+
+    def _clear(self) -> None:
+        if self._open:
+            print("\r\x1b[2K", end="", file=self._out, flush=True)
+            self._open = False
+
+
+def many(n: int, word: str) -> str:
+    """
+    >>> many(1, "sample"), many(1200, "sample")
+    ('1 sample', '1,200 samples')
+    """
+    return f"{n:,} {word}{'' if n == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.4), duration(42), duration(200), duration(7300)
+    ('less than 1 s', '42 s', '3 min', '2.0 h')
+    """
+    if seconds < 1:
+        return "less than 1 s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,254 @@
+"""`cached`: an encoder in somebody's own loop, whose rows come from a store when it has them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from frostline.errors import StoreError, UsageError
+from frostline.execution import Ready
+from frostline.execution.columns import kind_of, padded
+from frostline.fingerprint import differences, fingerprint, weights_of
+from frostline.freezer.writing import delete_rows
+from frostline.inspector import audit
+from frostline.stage import DEFAULT_CHUNK, Lazy, Precision, Stage
+from frostline.store import Field, Store
+from frostline.store.manifest import commit_numbers
+
+OUTPUT, INPUT = "output", "_input"
+"""The store's fields: the encoder's output, and a hash of the input that it was computed from."""
+_FLUSH_BYTES = 64 << 20
+Stale = Literal["error", "recompute"]
+
+
+def cached(
+    encoder: Any,
+    store: str | os.PathLike[str],
+    *,
+    batch_size: int = DEFAULT_CHUNK,
+    codec: str = "raw",
+    precision: Precision | None = None,
+    stale: Stale = "error",
+    check_inputs: bool = True,
+    check_weights: bool = True,
+) -> Cached:
+    """Called as `encoder(x, keys=…)`: rows that the store has are read, the others computed and stored.
+
+    >>> import frostline as fl, tempfile, torch
+    >>> encoder = torch.nn.Linear(4, 2).requires_grad_(False).eval()
+    >>> with fl.cached(encoder, tempfile.mkdtemp() + "/store") as fast:
+    ...     first = fast(torch.ones(3, 4), keys=["a", "b", "c"])
+    ...     again = fast(torch.ones(3, 4), keys=["c", "b", "a"])
+    >>> torch.equal(first, again), fast.computed, fast.read
+    (True, 3, 3)
+
+    encoder:       a frozen nn.Module, function or fl.lazy(loader) that gives a tensor. It is audited first.
+    batch_size:    rows are computed so many at a time, padded: the same bits whatever batch asked for them.
+    stale:         what to do when the store's rows were computed otherwise: "error", or "recompute" them.
+    check_inputs:  compare x with what a row was computed from. Off, a key is believed, and x may be None.
+    check_weights: compare the weights at every call (some 0.1 s per GB). Off, when the store is opened only.
+    """
+    stage = Stage(OUTPUT, encoder, reads="x", on="device", batch_size=batch_size, precision=precision)
+    return Cached(stage, Path(store), codec, stale, check_inputs, check_weights)
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """A pipeline of one stage, for its fingerprint."""
+
+    stages: tuple[Stage, ...]
+
+    def writer_of(self, field: str) -> Stage | None:
+        return next((stage for stage in self.stages if field in stage.writes), None)
+
+
+class Cached:
+    """What `cached` returns. Close it, or use it as a context manager: rows in memory are then written."""
+
+    def __init__(
+        self, stage: Stage, root: Path, codec: str, stale: Stale, check_inputs: bool, check_weights: bool
+    ) -> None:
+        self._encoder = stage.fn.get() if isinstance(stage.fn, Lazy) else stage.fn
+        self._stage, self._root, self._codec, self._stale = stage, root, codec, stale
+        self._check_inputs, self._check_weights = check_inputs, check_weights
+        self._ready: dict[torch.device, Ready] = {}
+        self._waiting: dict[str, tuple[Tensor, str]] = {}
+        self._audited = False
+        self._lock = threading.RLock()
+        self._store: Store | None = None
+        self.read = self.computed = 0
+        self._look()
+
+    # what it is computed from
+
+    def _look(self) -> None:
+        """Compare the encoder with what the store's rows were computed by."""
+        stage = self._stage.with_options(fn=self._encoder)
+        self._mark = fingerprint(_Alone((stage,)))[OUTPUT]
+        self._weights = self._weights_now()
+        self._reopen()
+        held = self._store.fields.get(OUTPUT) if self._store is not None else None
+        if self._store is not None and held is None:
+            raise StoreError(
+                f"The store at {self._root} holds {', '.join(self._store.fields)}; fl.cached did not "
+                f"make it. Give it a folder of its own."
+            )
+        if held is not None and held.fingerprint != self._mark.digest:
+            self._outdated(held)
+
+    def _outdated(self, held: Field) -> None:
+        why = "; ".join(differences(held.provenance, self._mark.parts)) or "it was computed otherwise"
+        if self._stale == "error":
+            raise StoreError(
+                f"The store at {self._root} holds rows of another encoder: {why}. Give fl.cached another "
+                f"folder, or stale='recompute' to compute them again."
+            )
+        store = Store.open(self._root)
+        spec = replace(held, fingerprint=self._mark.digest, provenance=self._mark.parts)
+        delete_rows(self._root, list(store.keys))
+        Store.retire(self._root, OUTPUT)
+        Store.extend(self._root, {OUTPUT: spec}).close()
+        self._reopen()
+
+    def _weights_now(self) -> str | None:
+        return weights_of(self._encoder).digest if isinstance(self._encoder, nn.Module) else None
+
+    def _look_at_weights(self) -> None:
+        if self._check_weights and self._weights_now() != self._weights:
+            self._waiting.clear() if self._stale == "recompute" else self.flush()
+            self._ready.clear()
+            self._audited = False
+            self._look()
+
+    def _reopen(self) -> None:
+        self._store = Store.open(self._root) if commit_numbers(self._root) else None
+
+    # calling it
+
+    def __call__(self, x: Tensor | None, keys: Sequence[str]) -> Tensor:
+        """The encoder's output for each key, on x's device, without gradients."""
+        keys = [*keys]
+        self._refuse(x, keys)
+        with self._lock:
+            self._look_at_weights()
+            texts = self._texts(x, keys)
+            rows = self._found(keys, texts)
+            missing = [i for i, key in enumerate(keys) if key not in rows]
+            if missing:
+                rows |= self._compute(x, keys, texts, missing)
+            self.read += len(keys) - len(missing)
+            self.computed += len(missing)
+        out = torch.stack([rows[key] for key in keys])
+        return out if x is None else out.to(x.device)
+
+    def _refuse(self, x: Tensor | None, keys: list[str]) -> None:
+        problems = []
+        if len(set(keys)) < len(keys) or not keys:
+            problems.append("keys: at least one, and each once; a key names one input")
+        if x is None and self._check_inputs:
+            problems.append("x is None, which needs fl.cached(…, check_inputs=False): keys are then believed")
+        if x is not None and len(x) != len(keys):
+            problems.append(f"{len(keys)} keys for {len(x)} rows of x")
+        if problems:
+            raise UsageError("Cannot encode:", problems=problems)
+
+    def _texts(self, x: Tensor | None, keys: list[str]) -> list[str]:
+        if x is None or not self._check_inputs:
+            return [""] * len(keys)
+        rows = x.detach().cpu().contiguous()
+        kind = kind_of(rows[0])
+        data = rows.reshape(len(rows), -1).view(torch.uint8).numpy() if rows[0].numel() else [b""] * len(rows)
+        return [f"{xxhash.xxh3_128_hexdigest(row)} {kind}" for row in data]
+
+    def _found(self, keys: list[str], texts: list[str]) -> dict[str, Tensor]:
+        """Rows that are there, of the same inputs: from those not written yet, and from the store."""
+        rows = {k: self._waiting[k][0] for k, t in zip(keys, texts, strict=True) if self._same(k, t)}
+        there = [
+            key for key in keys if key not in self._waiting and self._store is not None and key in self._store
+        ]
+        if not there or self._store is None:
+            return rows
+        batch = self._store.rows(there, [OUTPUT, INPUT] if self._check_inputs else [OUTPUT])
+        wanted = dict(zip(keys, texts, strict=True))
+        for i, key in enumerate(there):
+            if not self._check_inputs or batch[INPUT][i] == wanted[key]:
+                rows[key] = batch[OUTPUT][i]
+        return rows
+
+    def _same(self, key: str, text: str) -> bool:
+        return key in self._waiting and (not self._check_inputs or self._waiting[key][1] == text)
+
+    def _compute(
+        self, x: Tensor | None, keys: list[str], texts: list[str], missing: list[int]
+    ) -> dict[str, Tensor]:
+        if x is None:
+            lacking = [keys[i] for i in missing]
+            raise UsageError(
+                f"The store at {self._root} lacks {lacking[:5]} ({len(lacking)} in all); give x."
+            )
+        inputs = x.detach()[torch.tensor(missing, device=x.device)]
+        if not self._audited:
+            size = self._stage.chunk or 1
+            audit(self._encoder, padded(inputs[:size], size)).raise_if_not_frozen()
+            self._audited = True
+        if x.device not in self._ready:  # with precision=, a copy of the network: made once
+            self._ready[x.device] = Ready(self._stage.with_options(fn=self._encoder), x.device)
+        out = self._ready[x.device].many([keys[i] for i in missing], [inputs])[OUTPUT]
+        if not isinstance(out, Tensor):
+            raise UsageError(
+                f"The encoder returned {type(out).__name__}; fl.cached needs one that gives a tensor."
+            )
+        rows = {keys[i]: row for i, row in zip(missing, self._stored(out.detach().cpu()), strict=True)}
+        self._waiting |= {keys[i]: (rows[keys[i]], texts[i]) for i in missing}
+        if sum(row.numel() * row.element_size() for row, _ in self._waiting.values()) >= _FLUSH_BYTES:
+            self.flush()
+        return rows
+
+    def _stored(self, out: Tensor) -> Tensor:
+        """As the rows will be read back: a lossy codec must not show only from the second epoch on."""
+        from frostline.store.codecs import decode, encode
+
+        spec = self._spec(out)
+        return out if spec.codec == "raw" else decode(encode(out, spec, OUTPUT, ""), spec)
+
+    def _spec(self, out: Tensor) -> Field:
+        held = self._store.fields[OUTPUT] if self._store is not None else None
+        return held or Field(
+            tuple(out.shape[1:]), str(out.dtype), self._codec, self._mark.digest, self._mark.parts
+        )
+
+    # writing
+
+    def flush(self) -> None:
+        """Write the rows that are only in memory so far."""
+        with self._lock:
+            if not self._waiting:
+                return
+            first = next(iter(self._waiting.values()))[0]
+            fields = {OUTPUT: self._spec(first[None]), INPUT: Field((), "str")}
+            with Store.create(self._root, fields, resume=True) as writer:
+                for key, (row, text) in self._waiting.items():
+                    put = writer.replace if key in writer else writer.append
+                    put(key, {OUTPUT: row, INPUT: text})
+            self._waiting.clear()
+            self._reopen()
+
+    def close(self) -> None:
+        self.flush()
+
+    def __enter__(self) -> Cached:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.flush()

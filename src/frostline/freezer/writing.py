@@ -1,0 +1,108 @@
+"""Blocks of computed samples into the store: new rows, or new fields of rows that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from torch import Tensor
+
+from frostline.errors import FreezeStopped, StageFailed
+from frostline.execution import Block
+from frostline.freezer import schema
+from frostline.freezer.plan import Plan, combined
+from frostline.store import Field, Store
+from frostline.store.convert import Budget as Share
+from frostline.store.extender import Extender
+from frostline.store.writer import Writer
+
+_SHOWN = 10
+Write = Callable[[list[str], Block], None]
+
+
+class Budget:
+    """How many samples may fail; counts them, and stops when there are too many."""
+
+    def __init__(self, said: str | int, total: int, root: Path) -> None:
+        parsed = Share.parse(said, total)
+        share = parsed.said.endswith("%") and parsed.said != "0%"
+        self.most = max(parsed.most, 1) if share else parsed.most  # 1% of 50 samples: one
+        self._said, self._total, self._root = parsed.said, total, root
+        self.reasons: list[str] = []
+        self.failed = 0
+
+    def add(self, failed: Mapping[str, StageFailed]) -> None:
+        self.failed += len(failed)
+        self.reasons += [f"{key!r}: {e.reason}" for key, e in failed.items()][: _SHOWN - len(self.reasons)]
+        if self.failed > self.most:
+            more = f"\n  - … and {self.failed - _SHOWN:,} more" if self.failed > _SHOWN else ""
+            raise FreezeStopped(
+                f"Stopped: {self.failed:,} of {self._total:,} samples failed, {self.most:,} may "
+                f"(max_bad={self._said}). What is whole is kept in {self._root}; repair the inputs or allow "
+                f"more, and run the same again:\n  - " + "\n  - ".join(self.reasons) + more
+            )
+
+
+class Rows:
+    """Puts blocks into a store, with the text that says what each row was computed from."""
+
+    def __init__(
+        self, plan: Plan, specs: Mapping[str, Field], text_of: Callable[[str], str], budget: Budget
+    ) -> None:
+        self._plan, self._specs, self._text_of, self._budget = plan, specs, text_of, budget
+        self._mark = combined(plan)
+
+    def into(self, writer: Writer | Extender) -> Write:
+        names = list(writer.fields)
+
+        def write(order: list[str], block: Block) -> None:
+            self._refuse_misfits(block)
+            self._budget.add(block.failed)
+            columns = dict(block.columns)
+            if self._plan.text_field in names:
+                columns[self._plan.text_field] = [self._text_of(key) for key in block.keys]
+            done = 0
+            for failed, some in groupby(order, key=lambda key: key in block.failed):
+                keys = [*some]
+                if failed:
+                    self._quarantine(writer, keys, block)
+                    continue
+                part = slice(done, done + len(keys))
+                writer.append_batch(keys, {name: columns[name][part] for name in names})
+                done += len(keys)
+
+        return write
+
+    def _quarantine(self, writer: Writer | Extender, keys: Sequence[str], block: Block) -> None:
+        for key in keys:
+            reason = f"{block.failed[key].stage}: {block.failed[key].reason}"
+            writer.quarantine(key, reason=reason, input=[self._text_of(key), self._mark])
+
+    def _refuse_misfits(self, block: Block) -> None:
+        """Samples whose values have another shape than their field fail, each with the reason."""
+        bad: dict[str, StageFailed] = {}
+        for name, column in block.columns.items():
+            one = isinstance(column, Tensor)  # then all rows are alike
+            for key, value in zip(block.keys, column, strict=True):
+                why = schema.misfit(name, self._specs[name], key, value)
+                if why is not None:
+                    bad.setdefault(key, StageFailed(name, [key], why))
+                elif one:
+                    break
+        if bad:
+            block.leave_out(bad)
+
+
+def delete_rows(root: Path, keys: Sequence[str]) -> None:
+    with Store.append(root) as writer:
+        for key in keys:
+            if key in writer:
+                writer.delete(key)
+
+
+def retire_fields(root: Path, names: Sequence[str]) -> None:
+    """Take fields out that are there; what is left is at least a text field."""
+    there = [name for name in names if name in Store.open(root).fields]
+    if there:
+        Store.retire(root, *there)
