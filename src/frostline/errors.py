@@ -14,6 +14,7 @@
     ├── FeedError                               reading ahead failed; names the key and the shard
     ├── StageFailed                             a stage raised, or returned something unusable
     ├── ChunkTooLarge                           the device has no memory for a call of so many samples
+    ├── CompileFailed                           torch.compile could not make a stage's network faster
     ├── NotFrozen                               a stage is not what may be computed once; says why
     └── FreezeStopped                           freezing ended before all was done; what is whole is kept
 
@@ -124,6 +125,14 @@ class ChunkTooLarge(FrostlineError):
             f"Stage {stage!r} ran out of memory with {chunk} samples a call: {reason}. "
             f"Give it a smaller batch_size."
         )
+
+
+class CompileFailed(FrostlineError):
+    """A network runs, but not through torch.compile."""
+
+    def __init__(self, stage: str, reason: str) -> None:
+        self.stage, self.reason = stage, reason
+        super().__init__(f"Stage {stage!r} cannot be compiled: {reason}")
 
 
 class NotFrozen(FrostlineError):

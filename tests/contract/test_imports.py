@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-GROUND = {"errors", "keyed", "timing", "batch"}
+GROUND = {"errors", "keyed", "timing", "batch", "wording"}
 
 DESCRIBED = GROUND | {"tables", "stage", "source", "pipeline", "workload"}
 """What describes a workload, and runs nothing."""

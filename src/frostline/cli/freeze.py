@@ -129,13 +129,11 @@ def _told(outcome: Outcome, *, again: str) -> None:
 
 
 def _dry(outcome: Outcome) -> None:
-    from frostline.freezer.progress import duration
-
     guess = outcome.forecast
     if guess is None:
         typer.echo(f"dry run: {outcome.root} is up to date; nothing to compute.")
     else:
         typer.echo(
-            f"dry run: {guess.samples:,} samples, {duration(guess.seconds)}, {show.size(guess.bytes)} "
+            f"dry run: {guess.samples:,} samples, {show.duration(guess.seconds)}, {show.size(guess.bytes)} "
             f"({show.size(guess.free)} free); nothing was written."
         )

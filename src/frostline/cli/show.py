@@ -12,6 +12,9 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from frostline.wording import duration as duration
+from frostline.wording import size as size
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -77,18 +80,6 @@ def _print(what: Any) -> None:
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def size(n: float) -> str:
-    """
-    >>> size(512), size(5_990_400), size(3 * 10**12)
-    ('512 B', '5.99 MB', '3.00 TB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if n < 1000:
-            return f"{n:.0f} B" if unit == "B" else f"{n:.3g} {unit}" if n >= 100 else f"{n:.2f} {unit}"
-        n /= 1000
-    return f"{n:,.2f} TB"
-
-
 def shape(dims: Sequence[int | None]) -> str:
     """
     >>> shape([24, 325, 384]), shape([None, 384]), shape([])
@@ -148,13 +139,3 @@ class Meter:
             TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), TextColumn("left"),
         )  # fmt: skip
         return Progress(*columns, console=Console(stderr=True), transient=True)
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(42), duration(200), duration(7300)
-    ('42 s', '3 min', '2.0 h')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

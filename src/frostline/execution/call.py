@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from frostline.errors import ChunkTooLarge, FrostlineError, StageFailed
+from frostline.errors import ChunkTooLarge, CompileFailed, FrostlineError, StageFailed
 from frostline.execution.columns import Column, as_value, joined, padded, stack
 from frostline.stage import Lazy, Stage
 
@@ -24,6 +24,8 @@ class Ready:
         self.stage = stage
         self.device = device if stage.on == "device" else torch.device("cpu")
         self.fn: Callable[..., Any] = stage.fn.get() if isinstance(stage.fn, Lazy) else stage.fn
+        self.eager: nn.Module | None = None
+        """The network without torch.compile, where it is run with it."""
         self.dtype = DTYPES[stage.precision] if stage.precision else None
         if isinstance(self.fn, nn.Module) and stage.on == "device":
             self.fn = self._placed(self.fn)
@@ -32,7 +34,10 @@ class Ready:
         if self.dtype is not None:
             module = copy.deepcopy(module).to(self.dtype)  # the given one keeps its precision
         module = module.to(self.device)
-        return torch.compile(module, dynamic=False) if self.stage.compile else module
+        if not self.stage.compile:
+            return module
+        self.eager = module
+        return torch.compile(module, dynamic=False)
 
     def one(self, key: str, values: Sequence[Any]) -> dict[str, Any]:
         """Call a stage that takes one sample."""
@@ -67,9 +72,22 @@ class Ready:
         except torch.OutOfMemoryError as e:
             raise ChunkTooLarge(self.stage.name, size, str(e).splitlines()[0]) from e
         except Exception as e:
+            if self._runs_eagerly(inputs):
+                raise CompileFailed(self.stage.name, described(e)) from e
             raise StageFailed(self.stage.name, keys, described(e)) from e
         parts = self._parts(result, keys)
         return {name: self._column(name, keys, value, size) for name, value in parts.items()}
+
+    def _runs_eagerly(self, inputs: Sequence[Column]) -> bool:
+        """Whether it is torch.compile that fails, and not the network."""
+        if self.eager is None:
+            return False
+        try:
+            with torch.inference_mode():
+                self.eager(*inputs)
+        except Exception:  # noqa: BLE001 - the first error is the one that is raised
+            return False
+        return True
 
     def _cast(self, column: Column) -> Column:
         if self.dtype is not None and isinstance(column, Tensor) and column.is_floating_point():

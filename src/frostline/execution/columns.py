@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,18 +44,36 @@ def stackable(column: Column) -> bool:
 def stack(stage: str, name: str, keys: Sequence[str], column: Column, device: torch.device) -> Column:
     """Values of samples as one tensor on the device; text and the like stay a list."""
     if isinstance(column, Tensor):
-        return column.to(device, non_blocking=True)
+        return _moved(column, device)
     if not column or not stackable(column):
         return column
     rows = [torch.as_tensor(as_value(value)) for value in column]
     kinds = {(row.shape, row.dtype) for row in rows}
     if len(kinds) > 1:
         raise Uneven(stage, *_uneven(name, keys, rows))
-    if device.type == "cpu":
+    if device.type != "cuda":
         return torch.stack(rows).to(device)
-    out = torch.empty((len(rows), *rows[0].shape), dtype=rows[0].dtype, pin_memory=device.type == "cuda")
+    out = torch.empty((len(rows), *rows[0].shape), dtype=rows[0].dtype, pin_memory=True)
     torch.stack(rows, out=out)
-    return out.to(device, non_blocking=True)
+    return _moved(out, device)
+
+
+_streams = threading.local()
+
+
+def _moved(column: Tensor, device: torch.device) -> Tensor:
+    """On the device; pinned memory goes to a GPU beside the kernels that are queued there."""
+    if device.type != "cuda" or column.device.type != "cpu" or not column.is_pinned():
+        return column.to(device, non_blocking=True)
+    name = str(device)
+    if not hasattr(_streams, name):
+        setattr(_streams, name, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    side, now = getattr(_streams, name), torch.cuda.current_stream(device)
+    with torch.cuda.stream(side):
+        moved = column.to(device, non_blocking=True)
+    now.wait_stream(side)
+    moved.record_stream(now)
+    return moved
 
 
 def _uneven(name: str, keys: Sequence[str], rows: Sequence[Tensor]) -> tuple[list[str], str]:

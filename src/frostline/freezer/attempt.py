@@ -19,7 +19,7 @@ from frostline.freezer.forecast import Forecast, Probe, forecast, probe
 from frostline.freezer.inputs import Inputs
 from frostline.freezer.options import Options
 from frostline.freezer.plan import Plan, Wanted, chosen_codecs, chosen_cut, make_plan
-from frostline.freezer.progress import Reporter, duration
+from frostline.freezer.progress import Reporter
 from frostline.freezer.stopping import Stop
 from frostline.freezer.stream import Sink, Stats, Stream, column_bytes
 from frostline.freezer.workers import Given, cores
@@ -29,6 +29,7 @@ from frostline.pipeline import Pipeline
 from frostline.store import Field, Store
 from frostline.store.building import default_rows_per_shard
 from frostline.store.manifest import commit_numbers
+from frostline.wording import duration, size
 
 _MOST_ROWS = 4096
 """Rows a shard at most: what a kill can cost."""
@@ -110,9 +111,7 @@ class Attempt:
         self.specs = self._specs()
         guess = self._forecast()
         work = f"{guess.samples:,} samples on {self.device} into {self.root}"
-        takes = (
-            f"about {duration(guess.seconds)}, {guess.bytes / 1e9:,.3f} GB ({guess.free / 1e9:,.0f} GB free)"
-        )
+        takes = f"about {duration(guess.seconds)} and {size(guess.bytes)} ({size(guess.free)} free)"
         self.reporter.note(f"freezing {', '.join(plan.fields)}: {work}: {takes}")
         if not self.options.dry_run:
             guess.refuse_if_full(self.root)
@@ -129,11 +128,15 @@ class Attempt:
         return tuple(n for n in exact if any(n in stage.reads for stage in stages))
 
     def _audit(self) -> None:
-        """Whether the stages of new fields are frozen; those of held fields were looked at before."""
-        plan = self.plan
-        fresh = [n for n in plan.fields if n not in plan.held and self.pipeline.writer_of(n) is not None]
-        stages = self.pipeline.needed(fresh)
+        """Whether the stages of what is computed now are frozen.
+
+        Also of fields that the store holds: a fingerprint does not tell that a network was put into train
+        mode since.
+        """
+        computed = self.plan.fields if self.plan.new else self.missing
+        stages = self.pipeline.needed(computed)
         if stages:
+            self.reporter.note(f"auditing {', '.join(stage.name for stage in stages)}")
             report = audit(Pipeline(self.pipeline.source, *stages), samples=_AUDITED, device=str(self.device))
             report.raise_if_not_frozen()
 
@@ -158,13 +161,17 @@ class Attempt:
         """Reads the fields that are given, for some keys."""
         if not self.given:
             return None
-        store = Store.open(self.root)
+        store = Store.open(self.root, check="read")  # nothing is computed from a damaged row
 
         def read(keys: Sequence[str]) -> dict[str, Column]:
             batch = store.rows(keys, self.given)
-            return {n: c if isinstance(c, torch.Tensor) else [*c] for n, c in batch.items()}
+            return {n: self._pinned(c) if isinstance(c, torch.Tensor) else [*c] for n, c in batch.items()}
 
         return read
+
+    def _pinned(self, column: torch.Tensor) -> torch.Tensor:
+        """In memory that a GPU can take it from by itself; copied here, in a worker."""
+        return column.pin_memory() if self.device.type == "cuda" else column
 
     def _specs(self) -> dict[str, Field]:
         """How every field is stored, with what it is computed from."""

@@ -61,7 +61,7 @@ class Inputs:
             return self.text(place)
         except FrostlineError as e:
             return e
-        except OSError as e:
+        except Exception as e:  # noqa: BLE001 - anybody's data set: whatever it raises is told with the sample
             return FrostlineError(described(e))
 
     def text(self, place: int) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 from frostline.errors import FrostlineError, NotFrozen, StoreError, UsageError
 from frostline.fingerprint import Fingerprint, differences, digest, fingerprint, value_of
 from frostline.freezer.inputs import PREFIX, Inputs, changed
-from frostline.freezer.progress import many
 from frostline.pipeline import Pipeline
 from frostline.stage import Stage
 from frostline.store import Field, Store
 from frostline.store.manifest import commit_numbers
 from frostline.tables import nearest
+from frostline.wording import many
 
 Marks = dict[str, tuple[str, Any]]
 """Field → its fingerprint, and what that is made of."""
@@ -48,7 +48,7 @@ def chosen_codecs(pipeline: Pipeline, asked: Mapping[str, str] | None) -> dict[s
     """The codecs asked for, by field; a name that is no field would change nothing, unsaid."""
     codecs, fields = dict(asked or {}), pipeline.fields
     unknown = [
-        f"no field {n!r}{nearest(n, fields)}; there are {', '.join(fields)}, or '*' for all floating-point ones"
+        f"no field {n!r}{nearest(n, fields)}; there are {', '.join(fields)}, and '*' for all floating-point"
         for n in codecs
         if n not in ("*", *fields)
     ]
@@ -178,7 +178,7 @@ def make_plan(wanted: Wanted, root: Path, chunks: Mapping[str, int], look: Look 
 def _opened(root: Path) -> Store | None:
     if not commit_numbers(root):
         return None
-    store = Store.open(root)
+    store = Store.open(root, check="read")  # a text that is damaged must not be taken for another input's
     if not any(name.startswith(PREFIX) for name in store.fields):
         raise StoreError(
             f"The store at {root} holds {', '.join(store.fields)} but not what its rows were computed from: "

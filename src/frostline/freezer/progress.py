@@ -7,6 +7,7 @@ import time
 from typing import TextIO
 
 from frostline.freezer.stream import Stats
+from frostline.wording import duration, size
 
 _EVERY_S = {True: 0.2, False: 10.0}
 """Seconds between two lines, on a terminal and elsewhere."""
@@ -60,7 +61,7 @@ class Reporter:
         parts = [f"{what}: {done:,} of {total:,} ({done / max(total, 1):.0%})", f"{rate:,.1f} samples/s"]
         if stats is not None:
             first = self._first
-            parts.append(f"{(stats.bytes - first.bytes) / max(took, 1e-9) / 1e6:,.1f} MB/s")
+            parts.append(f"{size((stats.bytes - first.bytes) / max(took, 1e-9))}/s")
             parts.append(f"device busy {min(1.0, (stats.busy - first.busy) / max(took, 1e-9)):.0%}")
             if stats.failed:
                 parts.append(f"{stats.failed:,} quarantined")
@@ -72,23 +73,3 @@ class Reporter:
         if self._open:
             print("\r\x1b[2K", end="", file=self._out, flush=True)
             self._open = False
-
-
-def many(n: int, word: str) -> str:
-    """
-    >>> many(1, "sample"), many(1200, "sample")
-    ('1 sample', '1,200 samples')
-    """
-    return f"{n:,} {word}{'' if n == 1 else 's'}"
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(0.4), duration(42), duration(200), duration(7300)
-    ('less than 1 s', '42 s', '3 min', '2.0 h')
-    """
-    if seconds < 1:
-        return "less than 1 s"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

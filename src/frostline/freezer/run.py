@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from frostline.errors import ChunkTooLarge, UsageError
+from frostline.errors import ChunkTooLarge, CompileFailed, UsageError
 from frostline.freezer.attempt import Attempt, Outcome
 from frostline.freezer.choice import Asked
 from frostline.freezer.options import Options
@@ -105,6 +105,10 @@ def run(pipeline: Pipeline, root: Path, options: Options, reporter: Reporter) ->
                 )
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
+            except CompileFailed as e:
+                reporter.note(f"{e}. Going on without torch.compile, which is another fingerprint.")
+                eager = {s.name: s.with_options(compile=False) for s in pipeline.stages if s.name == e.stage}
+                pipeline = pipeline.with_stages(eager)
 
 
 def _with_options(pipeline: Pipeline, options: Options) -> Pipeline:

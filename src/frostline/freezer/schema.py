@@ -89,10 +89,11 @@ def misfit(name: str, spec: Field, key: str, value: Any) -> str | None:
     value = as_value(value)
     if spec.dtype in TEXT_LIKE or not isinstance(value, Tensor):
         try:
-            to_tensor(value, spec, name, key)
+            stored = to_tensor(value, spec, name, key)
         except FieldError as e:
             return str(e)
-        return None
+        whole = spec.dtype not in TEXT_LIKE and not stored.is_floating_point() and not stored.ndim
+        return f"{name!r} is {value!r}, which is no {spec.dtype}" if whole and stored != value else None
     shape = tuple(value.shape)
     fits = len(shape) == len(spec.shape) and all(
         n in (None, m) for n, m in zip(spec.shape, shape, strict=True)

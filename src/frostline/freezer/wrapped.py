@@ -82,7 +82,8 @@ class Cached:
         self._check_inputs, self._check_weights = check_inputs, check_weights
         self._ready: dict[torch.device, Ready] = {}
         self._waiting: dict[str, tuple[Tensor, str]] = {}
-        self._audited = False
+        self._audited: tuple[bool, ...] | None = None
+        self._weights: str | None = None
         self._lock = threading.RLock()
         self._store: Store | None = None
         self.read = self.computed = 0
@@ -93,8 +94,7 @@ class Cached:
     def _look(self) -> None:
         """Compare the encoder with what the store's rows were computed by."""
         stage = self._stage.with_options(fn=self._encoder)
-        self._mark = fingerprint(_Alone((stage,)))[OUTPUT]
-        self._weights = self._weights_now()
+        self._mark, weights = fingerprint(_Alone((stage,)))[OUTPUT], self._weights_now()
         self._reopen()
         held = self._store.fields.get(OUTPUT) if self._store is not None else None
         if self._store is not None and held is None:
@@ -102,18 +102,22 @@ class Cached:
                 f"The store at {self._root} holds {', '.join(self._store.fields)}; fl.cached did not "
                 f"make it. Give it a folder of its own."
             )
-        if held is not None and held.fingerprint != self._mark.digest:
-            self._outdated(held)
+        if held is not None:
+            wanted = replace(held, codec=self._codec, fingerprint=self._mark.digest)
+            if (held.fingerprint, held.codec) != (wanted.fingerprint, wanted.codec):
+                self._outdated(held, replace(wanted, provenance=self._mark.parts))
+        self._weights = weights  # last: what is refused once is refused again
 
-    def _outdated(self, held: Field) -> None:
-        why = "; ".join(differences(held.provenance, self._mark.parts)) or "it was computed otherwise"
+    def _outdated(self, held: Field, spec: Field) -> None:
+        told = differences(held.provenance, self._mark.parts)
+        told += [f"codec {held.codec} → {spec.codec}"] if held.codec != spec.codec else []
+        why = "; ".join(told) or "it was computed otherwise"
         if self._stale == "error":
             raise StoreError(
                 f"The store at {self._root} holds rows of another encoder: {why}. Give fl.cached another "
                 f"folder, or stale='recompute' to compute them again."
             )
         store = Store.open(self._root)
-        spec = replace(held, fingerprint=self._mark.digest, provenance=self._mark.parts)
         delete_rows(self._root, list(store.keys))
         Store.retire(self._root, OUTPUT)
         Store.extend(self._root, {OUTPUT: spec}).close()
@@ -122,11 +126,16 @@ class Cached:
     def _weights_now(self) -> str | None:
         return weights_of(self._encoder).digest if isinstance(self._encoder, nn.Module) else None
 
+    def _modes(self) -> tuple[bool, ...]:
+        """Which parts are in train mode: `model.train()` in a loop reaches a frozen encoder in it, too."""
+        parts = self._encoder.modules() if isinstance(self._encoder, nn.Module) else ()
+        return tuple(part.training for part in parts)
+
     def _look_at_weights(self) -> None:
         if self._check_weights and self._weights_now() != self._weights:
             self._waiting.clear() if self._stale == "recompute" else self.flush()
             self._ready.clear()
-            self._audited = False
+            self._audited = None
             self._look()
 
     def _reopen(self) -> None:
@@ -196,10 +205,10 @@ class Cached:
                 f"The store at {self._root} lacks {lacking[:5]} ({len(lacking)} in all); give x."
             )
         inputs = x.detach()[torch.tensor(missing, device=x.device)]
-        if not self._audited:
+        if self._audited != self._modes():
             size = self._stage.chunk or 1
             audit(self._encoder, padded(inputs[:size], size)).raise_if_not_frozen()
-            self._audited = True
+            self._audited = self._modes()
         if x.device not in self._ready:  # with precision=, a copy of the network: made once
             self._ready[x.device] = Ready(self._stage.with_options(fn=self._encoder), x.device)
         out = self._ready[x.device].many([keys[i] for i in missing], [inputs])[OUTPUT]
@@ -207,11 +216,22 @@ class Cached:
             raise UsageError(
                 f"The encoder returned {type(out).__name__}; fl.cached needs one that gives a tensor."
             )
+        self._refuse_other_shape(out, [keys[i] for i in missing])
         rows = {keys[i]: row for i, row in zip(missing, self._stored(out.detach().cpu()), strict=True)}
         self._waiting |= {keys[i]: (rows[keys[i]], texts[i]) for i in missing}
         if sum(row.numel() * row.element_size() for row, _ in self._waiting.values()) >= _FLUSH_BYTES:
             self.flush()
         return rows
+
+    def _refuse_other_shape(self, out: Tensor, keys: list[str]) -> None:
+        held = self._store.fields[OUTPUT] if self._store is not None else None
+        rows = [row for row, _ in self._waiting.values()][:1]
+        before = f"{held.dtype} {[*held.shape]}" if held else kind_of(rows[0]) if rows else None
+        if before is not None and kind_of(out[0]) != before:
+            raise UsageError(
+                f"The encoder gave {kind_of(out[0])} for {keys[:3]}, and {before} for the rows before. A "
+                f"store has rows of one shape: give inputs of one size, or fl.cached another folder for each."
+            )
 
     def _stored(self, out: Tensor) -> Tensor:
         """As the rows will be read back: a lossy codec must not show only from the second epoch on."""

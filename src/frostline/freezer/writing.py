@@ -10,6 +10,7 @@ from torch import Tensor
 
 from frostline.errors import FreezeStopped, StageFailed
 from frostline.execution import Block
+from frostline.execution.columns import Column
 from frostline.freezer import schema
 from frostline.freezer.plan import Plan, combined
 from frostline.store import Field, Store
@@ -69,7 +70,7 @@ class Rows:
                     self._quarantine(writer, keys, block)
                     continue
                 part = slice(done, done + len(keys))
-                writer.append_batch(keys, {name: columns[name][part] for name in names})
+                _put(writer, keys, {name: columns[name][part] for name in names})
                 done += len(keys)
 
         return write
@@ -106,3 +107,10 @@ def retire_fields(root: Path, names: Sequence[str]) -> None:
     there = [name for name in names if name in Store.open(root).fields]
     if there:
         Store.retire(root, *there)
+
+
+def _put(writer: Writer | Extender, keys: list[str], values: dict[str, Column]) -> None:
+    if isinstance(writer, Writer):
+        writer.append_batch(keys, values, take=True)  # they were computed for this, and nobody else has them
+    else:
+        writer.append_batch(keys, values)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from frostline.inspector.comparing import Difference, differences
 from frostline.inspector.networks import mode_reasons, training_reasons
 from frostline.inspector.reach import reach
@@ -57,6 +59,7 @@ class _Look:
         gone, evidence = self._watched_run()
         self._writes()
         other = self._run(seed=2)
+        self._overwriting(other)
         apart = differences(self.result, other)
         drawn = any(name.startswith("torch") for name in gone)
         operators = self._operators() if drawn or (apart and not evidence) else []
@@ -118,6 +121,16 @@ class _Look:
             self.reasons.append(
                 f"it writes into what it is given: {listed(sorted(self.subject.witness.written))}. Other "
                 "stages read the same values: work on a copy (x = x.clone())"
+            )
+
+    def _overwriting(self, other: dict[str, Any]) -> None:
+        pairs = [(self.result[name], other.get(name)) for name in self.result]
+        chunks = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor) and a.numel()]
+        again = any(a.data_ptr() == b.data_ptr() for a, b in chunks)
+        if again or self.subject.witness.overwritten:
+            self.reasons.append(
+                "it returns memory that its next call writes to, so what it gave for one sample becomes that "
+                "of another. Return a new tensor (out.clone())"
             )
 
     def _randomness(self, evidence: list[str], quiet: list[str], apart: list[Difference]) -> None:

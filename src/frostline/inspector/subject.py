@@ -26,24 +26,27 @@ class Witness:
     fn: Callable[..., Any]
     names: Sequence[str]
     written: set[str] = field(default_factory=set)
+    overwritten: bool = False
+    """Whether a later call changed what an earlier one had returned."""
     looking: bool = False
 
     def __call__(self, *args: Any) -> Any:
         if not self.looking:
             return self.fn(*args)
-        before = [_deep(arg) for arg in args]
+        before = [content_of(arg) for arg in args]
         result = self.fn(*args)
         for i, (was, arg) in enumerate(zip(before, args, strict=True)):
-            if _deep(arg) != was:
+            if content_of(arg) != was:
                 self.written.add(self.names[i] if i < len(self.names) else f"argument {i}")
         return result
 
 
-def _deep(value: Any) -> Any:
+def content_of(value: Any) -> Any:
+    """Content that stays as it is now."""
     if isinstance(value, list | tuple):
-        return [_deep(part) for part in value]
+        return [content_of(part) for part in value]
     if isinstance(value, Mapping):
-        return {name: _deep(part) for name, part in value.items()}
+        return {name: content_of(part) for name, part in value.items()}
     return content(value)
 
 
@@ -77,7 +80,11 @@ def of_stage(name: str, ready: Ready, keys: Sequence[str], columns: Sequence[Col
         names = [keys[min(i, len(keys) - 1)] for i in range(len(given[0]))]
         if chunk:
             return dict(watched.many(names, given))
-        rows = [watched.one(key, [column[i] for column in given]) for i, key in enumerate(names)]
+        rows, kept = [], []
+        for i, key in enumerate(names):
+            rows.append(watched.one(key, [column[i] for column in given]))
+            kept.append(content_of(rows[-1]) if witness.looking else None)
+        witness.overwritten |= witness.looking and content_of(rows) != kept
         return {name: [row[name] for row in rows] for name in stage.writes}
 
     return Subject(name, ready.fn, witness, call, inputs, tuple(keys), chunk, _place(stage.fn))

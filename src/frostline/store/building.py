@@ -13,6 +13,7 @@ from frostline.errors import FieldError
 from frostline.store.codecs import Error, array_to_tensor, as_bytes, decode, encode, to_tensor, torch_dtype
 from frostline.store.field import Field
 from frostline.store.runs import Array
+from frostline.store.shard import row_checksum
 
 SAMPLED_ROWS = 4  # rows a shard (the first) on which a lossy codec's error is measured
 
@@ -23,6 +24,7 @@ class Encoded:
 
     n: int
     parts: dict[str, Array]
+    checksums: Array
     lengths: list[int] = field(default_factory=list)
     errors: list[Error] = field(default_factory=list)
 
@@ -49,10 +51,13 @@ def checked(name: str, spec: Field, keys: Sequence[str], values: Any) -> Any:
     return [to_tensor(value, spec, name, key) for key, value in zip(keys, values, strict=True)]
 
 
-def encode_rows(name: str, spec: Field, keys: Sequence[str], rows: Any, *, sample: int) -> Encoded:
+def encode_rows(
+    name: str, spec: Field, keys: Sequence[str], rows: Any, *, sample: int, take: bool = False
+) -> Encoded:
     """Encode checked rows, in memory of their own: the caller may overwrite its tensors afterwards.
 
-    The error is measured on the first `sample` rows. Nothing is kept when a row cannot be encoded.
+    take: the caller gives its tensors away, and nothing is copied that needs no encoding. The error is
+    measured on the first `sample` rows. Nothing is kept when a row cannot be encoded.
     """
     if spec.ragged:
         one = [
@@ -60,14 +65,19 @@ def encode_rows(name: str, spec: Field, keys: Sequence[str], rows: Any, *, sampl
             for i, (key, row) in enumerate(zip(keys, rows, strict=True))
         ]
         parts = {p.name: _joined([e.parts[p.name] for e in one]) for p in spec.parts}
-        return Encoded(
-            len(one), parts, [n for e in one for n in e.lengths], [x for e in one for x in e.errors]
-        )
+        checksums = np.array([int(e.checksums[0]) for e in one], np.uint64)
+        lengths = [n for e in one for n in e.lengths]
+        return Encoded(len(one), parts, checksums, lengths, [x for e in one for x in e.errors])
     if not len(keys):
-        return Encoded(0, {p.name: np.empty(0, np.uint8) for p in spec.parts})
+        return Encoded(0, {p.name: np.empty(0, np.uint8) for p in spec.parts}, np.empty(0, np.uint64))
     x = rows if isinstance(rows, torch.Tensor) else torch.stack(list(rows))
     coded = encode(x, spec, name, keys[0] if len(keys) == 1 else f"{keys[0]} … {keys[-1]}")
-    out = Encoded(len(x), {part: as_bytes(value).copy() for part, value in coded.items()})
+    parts = {part: as_bytes(value) if take else as_bytes(value).copy() for part, value in coded.items()}
+    lines = [parts[p.name].reshape(len(x), -1) for p in spec.parts]
+    checksums = np.fromiter(
+        (row_checksum([line[i] for line in lines]) for i in range(len(x))), np.uint64, len(x)
+    )
+    out = Encoded(len(x), parts, checksums)
     for i in range(min(len(x), sample if spec.codec != "raw" else 0)):
         out.errors.append(Error.of(x[i], decode({k: v[i : i + 1] for k, v in coded.items()}, spec)[0]))
     return out
@@ -75,7 +85,9 @@ def encode_rows(name: str, spec: Field, keys: Sequence[str], rows: Any, *, sampl
 
 def _encode_ragged(name: str, spec: Field, key: str, row: torch.Tensor, sample: bool) -> Encoded:
     coded = encode(row, spec, name, key)
-    out = Encoded(1, {part: as_bytes(value).copy() for part, value in coded.items()}, [len(row)])
+    parts = {part: as_bytes(value).copy() for part, value in coded.items()}
+    checksum = np.array([row_checksum([parts[p.name] for p in spec.parts])], np.uint64)
+    out = Encoded(1, parts, checksum, [len(row)])
     if sample and spec.codec != "raw":
         if spec.codec == "int8/channel":
             coded = {**coded, "scales": coded["scales"][None]}
@@ -94,17 +106,25 @@ class Block:
         self.name, self.spec = name, spec
         self.error = Error()
         self._pieces: dict[str, list[Array]] = {part.name: [] for part in spec.parts}
+        self._checksums: list[Array] = []
         self._lengths: list[int] = []
 
     def add(self, rows: Encoded) -> None:
         for name, piece in rows.parts.items():
             self._pieces[name].append(piece)
+        self._checksums.append(rows.checksums)
         self._lengths += rows.lengths
         for error in rows.errors:
             self.error.merge(error)
 
-    def parts(self) -> dict[str, Array]:
-        return {name: _joined(pieces) for name, pieces in self._pieces.items()}
+    @property
+    def pieces(self) -> dict[str, list[Array]]:
+        """The bytes of each part, end to end."""
+        return self._pieces
+
+    @property
+    def checksums(self) -> Array:
+        return np.concatenate([np.empty(0, np.uint64), *self._checksums])
 
     def offsets(self) -> Array | None:
         if not self.spec.ragged:

@@ -188,7 +188,14 @@ class Extender:
                 block.add(pending.values[row][name])
             error.merge(block.error)
             entry = write_shard(
-                session.root, column, shard, session.next_commit, local, block.parts(), block.offsets()
+                session.root,
+                column,
+                shard,
+                session.next_commit,
+                local,
+                block.pieces,
+                block.checksums,
+                block.offsets(),
             )
             files.append(entry)
             columns[name] = replace(

@@ -143,15 +143,18 @@ def _rewrite(
             continue
         for place in places:
             opened.verify(int(place))  # damage must not get a fresh checksum
-        parts, lengths = {}, []
+        parts: dict[str, list[Array]] = {}
+        lengths: list[int] = []
         for part in column.field.parts:
             view = opened.view(part)
-            pieces = [view[slice(*opened.bounds(part, int(p)))] for p in places]
-            parts[part.name] = np.concatenate(pieces).reshape(-1)
+            parts[part.name] = [view[slice(*opened.bounds(part, int(p)))] for p in places]
             if part.per_item:
-                lengths = [len(piece) for piece in pieces]
+                lengths = [len(piece) for piece in parts[part.name]]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64) if column.field.ragged else None
-        entry = write(session.root, column, shard, session.next_commit, opened.rows[places], parts, offsets)
+        checksums = opened.checksums()[places]
+        entry = write(
+            session.root, column, shard, session.next_commit, opened.rows[places], parts, checksums, offsets
+        )
         entries.append(entry)
         size += entry[5]
     return entries, (size, rows)

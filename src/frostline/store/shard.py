@@ -61,42 +61,27 @@ def write(
     shard: int,
     commit: int,
     rows: Array,
-    parts: dict[str, Array],
+    pieces: dict[str, list[Array]],
+    checksums: Array,
     offsets: Array | None,
 ) -> tuple[int, int, int, int, bool, int, int]:
-    """Write the file; `parts` are flat bytes a part. Returns its entry for the run's file table."""
+    """Write the file; `pieces` are bytes of each part, end to end. Returns its entry for the file table."""
     spec, n = column.field, len(rows)
-    views = {
-        part.name: parts[part.name].reshape(-1, part.width) if part.width else parts[part.name]
-        for part in spec.parts
-    }
-    checksums = np.fromiter((row_checksum(_row(views, spec, offsets, i)) for i in range(n)), np.uint64, n)
     items = int(offsets[-1]) if offsets is not None else n
     tensors = layout(spec, n, items)
     metadata = {"field": column.name, "shard": str(shard), "codec": spec.codec}
-    content = {
-        "checksums": checksums,
-        "rows": np.ascontiguousarray(rows, np.int64),
-        "offsets": offsets,
-        **parts,
+    content: dict[str, list[Any]] = {
+        "checksums": [checksums],
+        "rows": [np.ascontiguousarray(rows, np.int64)],
+        "offsets": [offsets],
+        "pad": [np.zeros(4, np.uint8)],
+        **pieces,
     }
-    content["pad"] = np.zeros(4, np.uint8)
-    chunks: list[Any] = [header(tensors, metadata, on_page="values"), *(content[key] for key in tensors)]
+    chunks = [header(tensors, metadata, on_page="values"), *(c for key in tensors for c in content[key])]
     place = root / FOLDER / column.folder / file_name(shard, commit)
     size, digest = write_whole(place, [chunk for chunk in chunks if len(chunk)])
     dense = bool(np.array_equal(rows, np.arange(n)))
     return (column.number, shard, commit, n, dense, size, digest)
-
-
-def _row(views: dict[str, Array], spec: Field, offsets: Array | None, i: int) -> list[Array]:
-    pieces = []
-    for part in spec.parts:
-        view = views[part.name]
-        if part.per_item and offsets is not None:
-            pieces.append(view[offsets[i] : offsets[i + 1]])
-        else:
-            pieces.append(view[i] if part.width else view)
-    return [np.ascontiguousarray(piece) for piece in pieces]
 
 
 @dataclass

@@ -111,8 +111,11 @@ class Writer:
         """Add one row: a value for every field."""
         self.append_batch([key], {name: [value] for name, value in values.items()})
 
-    def append_batch(self, keys: Sequence[str], values: dict[str, Any]) -> None:
-        """Add rows: for each field a tensor [rows, …] or a list of values. All are taken, or none."""
+    def append_batch(self, keys: Sequence[str], values: dict[str, Any], *, take: bool = False) -> None:
+        """Add rows: for each field a tensor [rows, …] or a list of values. All are taken, or none.
+
+        take: the tensors are given away and not written to any more, so they need not be copied.
+        """
         keys = list(keys)
         for key in keys:
             self._check_key(key)
@@ -120,10 +123,11 @@ class Writer:
             raise KeyDuplicate(
                 f"append_batch: {_first_repeat(keys)!r} stands twice among the {len(keys)} keys given."
             )
-        self._add(self._encoded(keys, values, room=self._session.rows_per_shard - self._now.used))
+        room = self._session.rows_per_shard - self._now.used
+        self._add(self._encoded(keys, values, room=room, take=take))
 
     def _encoded(
-        self, keys: Sequence[str], values: dict[str, Any], *, room: int
+        self, keys: Sequence[str], values: dict[str, Any], *, room: int, take: bool = False
     ) -> list[tuple[Sequence[str], dict[str, Encoded]]]:
         """The rows as bytes, in the pieces that go into shards; FieldError before anything is taken."""
         self._check_names(keys[0] if keys else "", values)
@@ -137,7 +141,9 @@ class Writer:
                 (
                     some,
                     {
-                        c.name: encode_rows(c.name, c.field, some, rows[c.name][part], sample=sample)
+                        c.name: encode_rows(
+                            c.name, c.field, some, rows[c.name][part], sample=sample, take=take
+                        )
                         for c in self._columns
                     },
                 )
@@ -247,7 +253,8 @@ class Writer:
                     shard.number,
                     session.next_commit,
                     local,
-                    block.parts(),
+                    block.pieces,
+                    block.checksums,
                     block.offsets(),
                 )
                 files.append(entry)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import frostline as fl
 from frostline.inspector import StageAudit, audit
 
 
@@ -437,3 +438,25 @@ def test_round_off_by_place_is_only_noted() -> None:
     found = look(lambda x: x * (1 + 1e-7 * torch.arange(len(x))[:, None]))
     assert found.frozen
     assert "round-off" in found.notes[0]
+
+
+def test_memory_that_the_next_call_writes_to_is_refused() -> None:
+    buffer = torch.zeros(3, 2)
+
+    def reuses(x: Tensor) -> Tensor:
+        return buffer.copy_(x)
+
+    reasons = look(reuses, torch.randn(3, 2)).reasons
+    assert any("its next call writes to" in reason for reason in reasons)
+
+
+def test_a_decoder_that_reuses_its_buffer_is_refused() -> None:
+    buffer = np.zeros(2, np.float32)
+
+    def decode(x: float) -> np.ndarray:
+        buffer[:] = x
+        return buffer
+
+    rows = fl.Source.table([{"key": str(i), "x": float(i)} for i in range(4)])
+    report = fl.audit(fl.Pipeline(rows, fl.Stage("y", decode, reads="x", version="1")))
+    assert any("its next call writes to" in reason for reason in report.stages[0].reasons)

@@ -15,7 +15,13 @@ def test_what_was_given_may_be_overwritten_afterwards() -> None:
     block = Block("x", spec)
     block.add(encode_rows("x", spec, ["a"], checked("x", spec, ["a"], x), sample=0))
     x.zero_()
-    assert block.parts()["values"].view("f4").tolist() == [1, 1]
+    assert block.pieces["values"][0].view("f4").tolist() == [1, 1]
+
+
+def test_what_is_given_away_is_not_copied() -> None:
+    spec, x = fl.Field((2,), "float32"), torch.ones(1, 2)
+    rows = encode_rows("x", spec, ["a"], checked("x", spec, ["a"], x), sample=0, take=True)
+    assert rows.parts["values"].ctypes.data == x.data_ptr()
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,42 @@ def test_completeness_is_not_guessed_from_counts(store: Path) -> None:
     assert list(found.with_fields(["y"]).keys) == ["k9"]
 
 
+def test_the_fields_that_are_added_are_told(store: Path) -> None:
+    fields = {"y": fl.Field((), "int64"), "z": fl.Field((2,), "float32", "float16", fingerprint="f")}
+    with fl.Store.extend(store, fields) as extender:
+        assert extender.fields == fields
+        assert list(extender.fields) == ["y", "z"]
+    _extend(store, ["k0", "k1", "k2", "k3"])
+    with fl.Store.extend(store, Y) as extender:  # begun before
+        assert extender.fields == Y
+
+
+def test_pending_shards_are_those_to_which_nothing_was_added(store: Path) -> None:
+    first, second, third = ([f"k{i}" for i in some] for some in (range(4), range(4, 8), range(8, 10)))
+    with fl.Store.extend(store, Y) as extender:
+        assert list(extender.pending_shards()) == [first, second, third]
+        extender.append("k5", {"y": 1})
+        assert list(extender.pending_shards()) == [first, third]
+        extender.append_batch(first, {"y": [1, 2, 3, 4]})
+        assert list(extender.pending_shards()) == [third]
+    with fl.Store.extend(store, Y) as extender:  # k5 was of an unfinished shard, and is lost
+        assert list(extender.pending_shards()) == [second, third]
+
+
+def test_pending_shards_may_be_filled_while_they_are_listed(store: Path) -> None:
+    with fl.Store.append(store) as writer:
+        for key in ("k1", "k8", "k9"):
+            writer.delete(key)
+    with fl.Store.extend(store, Y) as extender:
+        seen = []
+        for keys in extender.pending_shards():
+            seen.append(keys)
+            extender.append_batch(keys, {"y": [int(key[1:]) for key in keys]})
+        assert seen == [["k0", "k2", "k3"], ["k4", "k5", "k6", "k7"]]  # a shard without rows is none
+        assert list(extender.pending_shards()) == []
+    assert fl.Store.open(store).column("y").tolist() == [0, 2, 3, 4, 5, 6, 7]
+
+
 def test_a_failed_row_is_counted_and_not_asked_for_again(store: Path) -> None:
     with fl.Store.extend(store, Y) as extender:
         for key in extender.pending:

@@ -44,7 +44,7 @@ def _write(root: Path, spec: fl.Field, rows: list[int]) -> tuple[Column, FileTab
     keys = [str(i) for i in rows]
     block = Block("f", spec)
     block.add(encode_rows("f", spec, keys, checked("f", spec, keys, _values(spec, len(rows))), sample=0))
-    entry = write(root, column, 6, 9, np.array(rows), block.parts(), block.offsets())
+    entry = write(root, column, 6, 9, np.array(rows), block.pieces, block.checksums, block.offsets())
     _, shard, commit, n, dense, size, digest = entry
     return column, FileTable(*(np.array([v]) for v in (shard, n, dense, size, np.uint64(digest), commit)))
 

@@ -1,0 +1,252 @@
+"""A store brought up to date: only what changed is computed, and upstream fields are read from the store."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import frostline as fl
+from frostline.freezer import attempt
+from frostline.freezer.attempt import Attempt, Outcome
+from frostline.freezer.options import Options
+from frostline.freezer.progress import Reporter
+from frostline.freezer.run import run
+
+Calls = Counter[str]
+N = 10
+
+
+@pytest.fixture(autouse=True)
+def no_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit calls stages too; what is counted here are the calls of the freeze itself."""
+    monkeypatch.setattr(attempt, "audit", lambda *a, **k: SimpleNamespace(raise_if_not_frozen=lambda: None))
+
+
+def rows(n: int = N, **changes: Any) -> list[dict[str, Any]]:
+    return [
+        {"key": f"k{i}", "x": changes.get(f"k{i}", i), "caption": f"caption {i}", "label": i % 3}
+        for i in range(n)
+    ]
+
+
+def decode(x: int) -> torch.Tensor:
+    if x == 99:
+        raise ValueError("unreadable")
+    return torch.arange(3.0) + x
+
+
+def pipeline(
+    table: Any = None, *, times: float = 2.0, more: tuple[fl.Stage, ...] = (), outputs: Any = ("pixels", "y")
+) -> fl.Pipeline:
+    return fl.Pipeline(
+        fl.Source.table(table or rows()),
+        fl.Stage("pixels", decode, reads="x"),
+        fl.Stage("y", lambda pixels: pixels.sum(1) * times, reads="pixels", on="device", batch_size=4),
+        *more,
+        outputs=[*outputs, *(name for stage in more for name in stage.writes)],
+    )
+
+
+def freeze(data: fl.Pipeline, root: Path, **options: Any) -> Outcome:
+    return run(data, root, Options(device="cpu", n_workers=2, **options), Reporter(quiet=True))
+
+
+def values(store: fl.Store, field: str = "y") -> dict[str, Any]:
+    keys = list(store.keys)
+    return dict(zip(keys, store.rows(keys, [field])[field].tolist(), strict=True))
+
+
+def expected(*keys: int, times: float = 2.0, **changes: int) -> dict[str, float]:
+    return {f"k{i}": (3 * changes.get(f"k{i}", i) + 3) * times for i in keys}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    freeze(pipeline(), tmp_path / "store")
+    return tmp_path / "store"
+
+
+def test_nothing_is_computed_when_nothing_changed(root: Path, calls: Calls, files_of: Any) -> None:
+    before = files_of(root)
+    assert freeze(pipeline(), root).plan.idle
+    assert not calls
+    assert files_of(root) == before
+
+
+def test_keys_that_came_went_or_changed(root: Path, calls: Calls) -> None:
+    table = [row for row in rows(N + 2, k4=40) if row["key"] != "k7"]
+    store = freeze(pipeline(table), root).store
+    keys = [i for i in range(N + 2) if i != 7]
+    assert values(store) == expected(*keys, k4=40)
+    assert store.check(deep=True).ok
+    assert calls["pixels"] <= 2 * 3  # k4, k10 and k11: in the forecast, and then
+    calls.clear()
+    assert freeze(pipeline(table), root).plan.idle
+    assert not calls
+
+
+def test_a_changed_stage_is_computed_again_from_what_the_store_has(root: Path, calls: Calls) -> None:
+    outcome = freeze(pipeline(times=5.0), root)
+    assert values(outcome.store) == expected(*range(N), times=5.0)
+    assert calls["pixels"] == 0  # read from the store
+    assert calls["y"] >= N
+    assert list(outcome.plan.retired) == ["y"]
+    assert outcome.stats.samples == N
+
+
+def test_rows_that_a_lossy_codec_stored_are_not_computed_from(tmp_path: Path, calls: Calls) -> None:
+    freeze(pipeline(), tmp_path / "s", codec={"pixels": "float16"})
+    calls.clear()
+    store = freeze(pipeline(times=5.0), tmp_path / "s").store
+    assert calls["pixels"] >= N
+    assert values(store) == expected(*range(N), times=5.0)
+
+
+def test_a_changed_stage_upstream_changes_everything_below_it(root: Path, calls: Calls) -> None:
+    data = pipeline().with_stages({"pixels": fl.Stage("pixels", lambda x: decode(x) + 1, reads="x")})
+    outcome = freeze(data, root)
+    assert sorted(outcome.plan.retired) == ["pixels", "y"]
+    assert values(outcome.store) == {k: v + 6 for k, v in expected(*range(N)).items()}
+    assert calls["pixels"] >= N
+
+
+def test_a_changed_stage_and_changed_keys_at_once(root: Path, calls: Calls) -> None:
+    table = [row for row in rows(N + 1, k2=20) if row["key"] != "k0"]
+    store = freeze(pipeline(table, times=5.0), root).store
+    assert values(store) == expected(*range(1, N + 1), times=5.0, k2=20)
+    assert store.check(deep=True).ok
+    assert calls["pixels"] <= 4  # k2 and k10
+    assert freeze(pipeline(table, times=5.0), root).plan.idle
+
+
+def test_another_field_is_added_and_what_is_beyond_the_cut_is_kept_up_to_date(
+    root: Path, calls: Calls
+) -> None:
+    outcome = freeze(pipeline(), root, cut=("label",))
+    assert calls == {}  # a raw field
+    assert values(outcome.store, "label") == {f"k{i}": i % 3 for i in range(N)}
+    store = freeze(pipeline(rows(N + 1)), root, cut=("label",)).store
+    assert values(store) == expected(*range(N + 1))
+    assert {"pixels", "y", "label"} < {*store.fields}
+
+
+def test_a_raw_field_that_becomes_relevant_costs_only_its_text(root: Path, calls: Calls) -> None:
+    before = fl.Store.open(root)
+    more = fl.Stage("words", lambda caption: len(caption.split()), reads="caption")
+    outcome = freeze(pipeline(more=(more,)), root)
+    store = outcome.store
+    assert set(calls) == {"words"}
+    assert values(store, "words") == {f"k{i}": 2 for i in range(N)}
+    assert values(store) == expected(*range(N))
+    texts = [[n for n in s.fields if n.startswith("_source.")] for s in (before, store)]
+    assert len(texts[0]) == len(texts[1]) == 1
+    assert texts[0] != texts[1]
+    calls.clear()
+    changed = rows()
+    changed[3]["caption"] = "one two three"  # from now on a caption counts
+    store = freeze(pipeline(changed, more=(more,)), root).store
+    assert values(store, "words") == {f"k{i}": 3 if i == 3 else 2 for i in range(N)}
+    assert calls["words"] <= 2
+
+
+def test_paranoid_texts_replace_the_others_without_computing(root: Path, calls: Calls) -> None:
+    freeze(pipeline(), root, paranoid=True)
+    assert calls == {}
+    assert freeze(pipeline(), root, paranoid=True).plan.idle
+
+
+def test_a_limit_first_and_the_rest_later(tmp_path: Path, calls: Calls) -> None:
+    assert list(freeze(pipeline(), tmp_path / "s", limit=3).store.keys) == ["k0", "k1", "k2"]
+    calls.clear()
+    assert values(freeze(pipeline(), tmp_path / "s").store) == expected(*range(N))
+    assert calls["pixels"] <= 4 + N - 3
+
+
+def test_bad_samples_wait_until_something_changes_or_they_are_tried_again(
+    tmp_path: Path, calls: Calls
+) -> None:
+    root, bad = tmp_path / "s", pipeline(rows(k6=99))
+    store = freeze(bad, root).store
+    assert [(q["key"], q["reason"]) for q in store.quarantine] == [("k6", "pixels: ValueError: unreadable")]
+    assert values(store) == expected(*(i for i in range(N) if i != 6))
+    calls.clear()
+    again = freeze(bad, root)
+    assert again.plan.idle
+    assert again.plan.quarantined == 1
+    assert not calls
+    retried = freeze(bad, root, retry_bad=True)
+    assert retried.plan.new == [6]
+    assert [q["key"] for q in retried.store.quarantine] == ["k6"]
+    repaired = freeze(pipeline(), root).store
+    assert values(repaired) == {**expected(*range(N))}
+    assert repaired.quarantine == []
+
+
+def test_a_field_that_failed_for_a_row_leaves_the_row(root: Path, calls: Calls) -> None:
+    def picky(pixels: torch.Tensor) -> float:
+        if pixels[0] == 5:
+            raise ValueError("five")
+        return float(pixels[0])
+
+    data = pipeline(more=(fl.Stage("z", picky, reads="pixels"),))
+    store = freeze(data, root).store
+    assert [(q["key"], q["field"], q["reason"]) for q in store.quarantine] == [
+        ("k5", "z", "z: ValueError: five")
+    ]
+    assert len(store.with_fields(["z"])) == N - 1
+    assert values(store) == expected(*range(N))
+    assert freeze(data, root).plan.idle
+
+
+def test_an_added_field_that_stopped_on_the_way_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
+) -> None:
+    root, asked = tmp_path / "s", iter([False, True])
+    with monkeypatch.context() as patch:
+        patch.setattr(Attempt, "_rows_per_shard", lambda self: 4)
+        freeze(pipeline(), root)
+    with monkeypatch.context() as patch:
+        patch.setattr(attempt.Stop, "__call__", lambda self: setattr(self, "why", "a test") or next(asked))
+        stopped = freeze(pipeline(times=5.0), root)
+    assert stopped.stopped == "a test"
+    assert len(stopped.store.with_fields(["y"])) == 4
+    outcome = freeze(pipeline(times=5.0), root)
+    assert outcome.stopped is None
+    assert values(outcome.store) == expected(*range(N), times=5.0)
+    assert outcome.stats.samples == N - 4
+
+
+def test_what_will_be_done_is_said_before(root: Path) -> None:
+    out = io.StringIO()
+    table = [row for row in rows(N + 1, k2=20) if row["key"] != "k0"]
+    run(pipeline(table, times=5.0), root, Options(device="cpu", dry_run=True), Reporter(out=out))
+    said = out.getvalue()
+    assert "y: to be computed again; " in said
+    assert "1 input changed ('k2': x)" in said
+    assert "('k0'): deleted" in said
+    assert "2 samples to be added" in said
+    assert list(fl.Store.open(root).keys) == [f"k{i}" for i in range(N)]
+
+
+@pytest.mark.parametrize(
+    ("row", "chunk", "size"),
+    [
+        (4000, 32, 4096),  # at most 4096 rows
+        (4000, 48, 4080),  # whole chunks
+        (1 << 20, 32, 64),  # 64 MB
+        (4 << 20, 32, 32),  # a whole chunk, though it is 128 MB
+        (64 << 20, 32, 1),  # 2 GB would be too much
+        (1 << 20, None, 64),
+    ],
+)
+def test_rows_of_a_shard(row: int, chunk: int | None, size: int) -> None:
+    specs = {"x": fl.Field((row,), "uint8"), "_source.1": fl.Field((), "str")}
+    adding = SimpleNamespace(block_size=chunk or 32, late=[1] if chunk else [])
+    found = Attempt._rows_per_shard(SimpleNamespace(specs=specs, adding=adding))  # type: ignore[arg-type]
+    assert found == size

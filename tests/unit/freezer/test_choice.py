@@ -1,0 +1,121 @@
+"""Threads or processes, and how many samples a task, with workers whose speed the test decides."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+import frostline as fl
+from frostline.errors import UsageError
+from frostline.execution import Early
+from frostline.freezer import choice
+from frostline.freezer.progress import Reporter
+from frostline.freezer.workers import Threads
+
+SOURCE = fl.Source.table([{"key": f"k{i}", "x": i} for i in range(100)])
+STAGE = fl.Stage("y", abs, reads="x")
+EARLY = Early(SOURCE, [STAGE], ["x"], ["y"])
+
+
+@pytest.mark.parametrize(
+    ("sample_s", "early", "size"),
+    [(0.1, True, 1), (0.0005, True, 4), (0.0, True, 32), (1e-5, True, 32), (0.1, False, 32)],
+)
+def test_a_task_takes_about_two_milliseconds(sample_s: float, early: bool, size: int) -> None:
+    assert choice.group_size(sample_s, 32, early=early) == size
+
+
+class Fake:
+    """Stands for the processes."""
+
+    def __init__(self, early: Early, n: int) -> None:
+        self.kind, self.n, self.closed = "processes", n, False
+        if early.raw_fields == ("bad",):
+            raise UsageError("they cannot travel")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "Processes", Fake)
+
+
+def start(early: Early = EARLY, **changes: Any) -> tuple[Any, str]:
+    out = io.StringIO()
+    options = {"asked": "auto", "n": 2, "sample_s": 1.0, "given": None} | changes
+    workers = choice.start(early, range(100), reporter=Reporter(out=out), **options)
+    return workers, out.getvalue()
+
+
+def rates(monkeypatch: pytest.MonkeyPatch, threads: float, processes: float) -> None:
+    monkeypatch.setattr(choice, "_rate", lambda w, places: threads if w.kind == "threads" else processes)
+
+
+@pytest.mark.parametrize(
+    ("threads", "processes", "kind"), [(10, 13, "processes"), (10, 11, "threads"), (10, 5, "threads")]
+)
+def test_the_faster_ones_are_taken_and_both_rates_told(
+    monkeypatch: pytest.MonkeyPatch, threads: float, processes: float, kind: str
+) -> None:
+    rates(monkeypatch, threads, processes)
+    workers, said = start()
+    assert workers.kind == kind
+    assert said.startswith(f"{kind}: ")
+    assert f"{threads:.1f}" in said
+    assert f"{processes:.1f}" in said
+    workers.close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"asked": "threads"},
+        {"sample_s": 0.01},
+        {"n": 1},
+        {"given": lambda keys: {}},
+        {"early": Early(SOURCE, [], ["x"], ["x"])},
+    ],
+    ids=["asked for", "short", "one worker", "rows of a store", "nothing to compute"],
+)
+def test_threads_where_measuring_is_not_worth_it(monkeypatch: pytest.MonkeyPatch, changes: Any) -> None:
+    rates(monkeypatch, 1, 1000)
+    workers, said = start(**changes)
+    assert isinstance(workers, Threads)
+    assert said == ""
+    workers.close()
+
+
+def test_stages_that_cannot_travel_run_in_threads_and_that_is_said() -> None:
+    workers, said = start(Early(SOURCE, [STAGE], ["bad"], ["y"]))
+    assert isinstance(workers, Threads)
+    assert said == "threads it is: they cannot travel\n"
+    workers.close()
+
+
+def test_processes_that_fail_while_they_are_measured_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rate(workers: Any, places: Any) -> float:
+        if workers.kind == "processes":
+            raise UsageError("'y' is a set")
+        return 1.0
+
+    monkeypatch.setattr(choice, "_rate", rate)
+    workers, said = start()
+    assert isinstance(workers, Threads)
+    assert "threads it is: 'y' is a set" in said
+    workers.close()
+
+
+def test_processes_are_used_when_asked_for_but_cannot_be_given_rows() -> None:
+    assert start(asked="processes")[0].kind == "processes"
+    with pytest.raises(UsageError, match="use threads"):
+        start(asked="processes", given=lambda keys: {})
+
+
+def test_a_rate_is_of_finished_samples() -> None:
+    threads = Threads(EARLY, 2)
+    assert choice._rate(threads, range(5)) > 0
+    threads.close()
