@@ -220,6 +220,7 @@ class FromFrames(Frozen):
     def __init__(self, pipeline: fl.Pipeline, root: Path, limit: int) -> None:
         super().__init__(pipeline, root, limit)
         run(pipeline, root, Options(limit=limit, cut=("frames",)), Reporter(quiet=True))
+        self.rate()  # loads and compiles
 
     def rate(self) -> float:
         if "features" in fl.Store.open(self.scratch).fields:

@@ -1,4 +1,7 @@
-"""Inputs, stages and disks that are not as they should be: clear errors, and nothing is lost."""
+"""Inputs, stages and disks that are not as they should be: clear errors, and nothing is lost.
+
+Longer than most files here: the faults of one list, a short test each.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Planted faults: each is noticed and named, and nothing stale is served. What is the same costs nothing."""
+"""Planted faults: each is noticed and named, and nothing stale is served. What is the same costs nothing.
+
+Longer than most files here: the faults of one list, a short test each.
+"""
 
 from __future__ import annotations
 

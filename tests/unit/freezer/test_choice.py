@@ -109,10 +109,12 @@ def test_processes_that_fail_while_they_are_measured_are_not_used(monkeypatch: p
     workers.close()
 
 
-def test_processes_are_used_when_asked_for_but_cannot_be_given_rows() -> None:
+def test_processes_are_used_when_asked_for_unless_rows_of_a_store_are_given() -> None:
     assert start(asked="processes")[0].kind == "processes"
-    with pytest.raises(UsageError, match="use threads"):
-        start(asked="processes", given=lambda keys: {})
+    workers, said = start(asked="processes", given=lambda keys: {})
+    assert isinstance(workers, Threads)
+    assert "worker processes cannot be given rows of a store" in said
+    workers.close()
 
 
 def test_a_rate_is_of_finished_samples() -> None:
