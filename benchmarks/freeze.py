@@ -116,8 +116,8 @@ def decode_threads(case: Case, pattern: str, n: int) -> float:
     places = list(range(n))
     workers = Threads(execution.early, cores())
     began = time.perf_counter()
-    for future in [workers.submit(places[s : s + 8]) for s in range(0, n, 8)]:
-        future.result()
+    pending = workers.begin(places, group=8)
+    pending.result()
     rate = n / (time.perf_counter() - began)
     workers.close()
     return rate

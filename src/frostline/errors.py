@@ -120,11 +120,14 @@ class ChunkTooLarge(FrostlineError):
     """The device has no memory for a call of this many samples."""
 
     def __init__(self, stage: str, chunk: int, reason: str) -> None:
-        self.stage, self.chunk = stage, chunk
+        self.stage, self.chunk, self.reason = stage, chunk, reason
         super().__init__(
             f"Stage {stage!r} ran out of memory with {chunk} samples a call: {reason}. "
             f"Give it a smaller batch_size."
         )
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, str]]:
+        return (ChunkTooLarge, (self.stage, self.chunk, self.reason))
 
 
 class CompileFailed(FrostlineError):
@@ -133,6 +136,9 @@ class CompileFailed(FrostlineError):
     def __init__(self, stage: str, reason: str) -> None:
         self.stage, self.reason = stage, reason
         super().__init__(f"Stage {stage!r} cannot be compiled: {reason}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return (CompileFailed, (self.stage, self.reason))
 
 
 class NotFrozen(FrostlineError):

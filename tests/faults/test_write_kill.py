@@ -152,6 +152,20 @@ def _kill_at_calls(server: Server, places: list[tuple[int, str]]) -> dict[str, A
     }
 
 
+def _record(place: Path, name: str, outcome: dict[str, Any]) -> None:
+    """Beside what other tests recorded in the same file."""
+    others = json.loads(place.read_text()) if place.exists() else {}
+    place.write_text(json.dumps({**others, name: outcome}, indent=1) + "\n")
+
+
+def test_recording_an_outcome_keeps_those_of_others(tmp_path: Path) -> None:
+    place = tmp_path / "faults.json"
+    _record(place, "write_kill", {"kills": 1})
+    _record(place, "freeze_kill", {"kills": 2})
+    _record(place, "write_kill", {"kills": 3})
+    assert json.loads(place.read_text()) == {"write_kill": {"kills": 3}, "freeze_kill": {"kills": 2}}
+
+
 def test_the_job_is_the_same_bytes_each_time_and_running_it_again_changes_nothing(server: Server) -> None:
     assert server.run(server.folder / "again")["exit"] == 0
     assert files_of(server.folder / "again") == server.files
@@ -185,6 +199,6 @@ def test_killed_sixty_times_and_at_120_calls(server: Server) -> None:
     }
     outcome["command"] = "scripts/test --full tests/faults/test_write_kill.py"
     common.RESULTS.mkdir(exist_ok=True)
-    (common.RESULTS / "faults.json").write_text(json.dumps({"write_kill": outcome}, indent=1) + "\n")
+    _record(common.RESULTS / "faults.json", "write_kill", outcome)
     assert (at_random["lost"], at_random["identical"]) == (0, True)
     assert (at_calls["lost"], at_calls["different"]) == (0, [])

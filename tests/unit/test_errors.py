@@ -83,7 +83,6 @@ def test_a_network_that_cannot_be_compiled_is_named() -> None:
     assert str(error).startswith("Stage 'net' cannot be compiled: no compiler")
 
 
-@pytest.mark.xfail(reason="no __reduce__: rebuilt from the message alone", raises=TypeError)
 @pytest.mark.parametrize(
     "error",
     [errors.ChunkTooLarge("net", 64, "tried 2 GiB"), errors.CompileFailed("net", "no compiler")],

@@ -18,6 +18,18 @@ Column = Tensor | list[Any]
 class Uneven(StageFailed):
     """Samples of one call differ in shape or type: those named are unlike the most common."""
 
+    @staticmethod
+    def remedy(usual: str, other: str) -> str:
+        """What to do about two kinds of values, as `kind_of` tells them.
+
+        >>> Uneven.remedy("float32 []", "int64 []")
+        'needs one type: convert in an earlier stage'
+        """
+        shapes = {kind.partition(" ")[2] for kind in (usual, other)}
+        if len(shapes) == 1:
+            return "needs one type: convert in an earlier stage"
+        return "needs one shape: resize or pad in an earlier stage, or give batch_size=1"
+
 
 def numeric(value: Any) -> bool:
     """Whether numpy holds numbers here that torch has a type for; not text, times or objects."""
@@ -82,9 +94,10 @@ def _uneven(name: str, keys: Sequence[str], rows: Sequence[Tensor]) -> tuple[lis
     usual = max(set(said), key=lambda kind: (said.count(kind), -said.index(kind)))
     odd = {key: kind for key, kind in zip(keys, said, strict=True) if kind != usual}
     some = "; ".join(f"{key!r} is {kind}" for key, kind in [*odd.items()][:5])
+    remedies = dict.fromkeys(Uneven.remedy(usual, kind) for kind in odd.values())
     return [*odd], (
-        f"{name!r} is {usual} for the others of the call, but {some}. A call of several samples needs one "
-        f"shape: resize or pad in an earlier stage, or give batch_size=1"
+        f"{name!r} is {usual} for the others of the call, but {some}. A call of several samples "
+        f"{'; it '.join(remedies)}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -15,7 +14,8 @@ from frostline.errors import FreezeStopped
 from frostline.execution import Execution
 from frostline.execution.columns import Column
 from frostline.freezer import choice, schema
-from frostline.freezer.forecast import Forecast, Probe, forecast, probe
+from frostline.freezer.child import Child
+from frostline.freezer.forecast import Forecast, Probe, forecast, none_worked, probe
 from frostline.freezer.inputs import Inputs
 from frostline.freezer.options import Options
 from frostline.freezer.plan import Plan, Wanted, chosen_codecs, chosen_cut, make_plan
@@ -25,6 +25,7 @@ from frostline.freezer.stream import Sink, Stats, Stream, column_bytes
 from frostline.freezer.workers import Given, cores
 from frostline.freezer.writing import Budget, Rows, Write, delete_rows, retire_fields
 from frostline.inspector import audit
+from frostline.inspector.samples import NoneWorked
 from frostline.pipeline import Pipeline
 from frostline.store import Field, Store
 from frostline.store.building import default_rows_per_shard
@@ -79,6 +80,7 @@ class Attempt:
         self.inputs = Inputs.of(pipeline, paranoid=options.paranoid)
         self.budget = Budget(options.max_bad, len(self.wanted.places), root)
         self.stats = Stats()
+        self.hatched: list[Child] = []
 
     def run(self) -> Outcome:
         began = time.monotonic()
@@ -86,10 +88,14 @@ class Attempt:
         self.reporter.end()
         for sentence in self.plan.said():
             self.reporter.note(sentence)
-        guess = None if self.plan.idle else self._prepare()
-        ready = time.monotonic()
-        if guess is not None and not self.options.dry_run:
-            self._carry_out()
+        try:
+            guess = None if self.plan.idle else self._prepare()
+            ready = time.monotonic()
+            if guess is not None and not self.options.dry_run:
+                self._carry_out()
+        finally:
+            for child in self.hatched:
+                child.close()
         self.reporter.end()
         stopped = None if guess is None or self.options.dry_run else self.stop.why
         now = time.monotonic()
@@ -106,6 +112,8 @@ class Attempt:
         self.adding = Execution(self.pipeline, plan.fields, device=self.device)
         self.extending = Execution(self.pipeline, self.missing, device=self.device, given=self.given)
         self.places = {key: i for i, key in enumerate(self.pipeline.source.keys)}
+        early, samples = self.adding.early, len(plan.new)
+        self.hatched = choice.hatch(early, samples, asked=self.options.workers, n=self.options.n_workers)
         self._audit()
         self.probed = self._probe()
         self.specs = self._specs()
@@ -137,17 +145,22 @@ class Attempt:
         stages = self.pipeline.needed(computed)
         if stages:
             self.reporter.note(f"auditing {', '.join(stage.name for stage in stages)}")
-            report = audit(Pipeline(self.pipeline.source, *stages), samples=_AUDITED, device=str(self.device))
+            below, tries = Pipeline(self.pipeline.source, *stages), self.budget.tries(_AUDITED)
+            try:
+                report = audit(below, samples=_AUDITED, tries=tries, device=str(self.device))
+            except NoneWorked as e:
+                raise FreezeStopped(none_worked(e.failed)) from e
             report.raise_if_not_frozen()
 
     def _probe(self) -> Probe | None:
         """The first samples: what the fields look like, and how long they take."""
         plan = self.plan
         staying = self._staying() if self.missing else []
+        tries = self.budget.tries(_AUDITED)
         if staying:
-            found = probe(self.extending, staying, self._reader())
+            found = probe(self.extending, staying, self._reader(), tries)
         else:
-            found = probe(self.adding, [i for i in plan.new if i not in plan.broken], None)
+            found = probe(self.adding, [i for i in plan.new if i not in plan.broken], None, tries)
         unknown = [name for name in plan.fields if name not in plan.held]
         if not found.block.keys and unknown and (plan.new or staying):
             raise FreezeStopped(found.none_worked())
@@ -241,13 +254,16 @@ class Attempt:
             self._stream("freezing", self.adding, segments, self.rows.into(writer), None)
 
     def _rows_per_shard(self) -> int:
-        """About 64 MB, and whole chunks where they fit; the same for the same fields, on any machine."""
+        """About 64 MB of whole chunks; where not even one stays below 512 MB, the largest part of one that
+        does and divides it. The same for the same fields, on any machine.
+        """
         usual = min(_MOST_ROWS, default_rows_per_shard(self.specs))
         chunk = self.adding.block_size if self.adding.late else 1
         if usual >= chunk:
             return usual // chunk * chunk
-        row_bytes = sum(spec.row_bytes for spec in self.specs.values())
-        return chunk if chunk * row_bytes <= _MOST_BYTES else max(usual, math.gcd(usual, chunk))
+        row_bytes = sum(1024 if spec.ragged else spec.row_bytes for spec in self.specs.values())
+        parts = [n for n in range(chunk, 0, -1) if chunk % n == 0]  # the chunk itself comes first
+        return next((n for n in parts if n * row_bytes <= _MOST_BYTES), 1)
 
     def _stream(
         self,
@@ -262,14 +278,17 @@ class Attempt:
         size = self.probed.sample_bytes if self.probed else 1
         workers = choice.start(
             execution.early, plan.new, asked=self.options.workers, n=self.options.n_workers,
-            sample_s=sample_s, given=given, reporter=self.reporter,
+            sample_s=sample_s, block=execution.block_size, given=given, reporter=self.reporter,
+            sample=self.probed.sample if self.probed else None, pin=self.device.type == "cuda",
+            hatched=[child for child in self.hatched if child.alive],
         )  # fmt: skip
-        group = choice.group_size(sample_s, execution.block_size, early=bool(execution.early.stages))
+        early = bool(execution.early.stages)
+        group = choice.group_size(sample_s, execution.block_size, early=early, kind=workers.kind)
         kinds = self.probed.kinds if self.probed else {}
         stream = Stream(execution, workers, group=group, sample_bytes=size, kinds=kinds, stats=self.stats)
         total = len(plan.new) if execution is self.adding else plan.waiting
         before = self.stats.samples + self.stats.failed
-        with closing(workers):
+        with choice.quick_switches(), closing(workers):
             sink = Sink(write, self.stats)
             try:
                 for item in stream.items(segments, self.stop):

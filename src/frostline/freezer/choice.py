@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from typing import Literal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
 from frostline.errors import FrostlineError, UsageError
 from frostline.execution import Early
+from frostline.execution.slab import Layout
+from frostline.freezer.child import Child
 from frostline.freezer.progress import Reporter
-from frostline.freezer.workers import Given, Processes, Threads, Workers, cores
+from frostline.freezer.workers import Given, Processes, Threads, Workers, cores, packed, rate_of
 
 Asked = Literal["auto", "threads", "processes"]
-_WORTH_S = 30.0
-"""Below so many seconds of work in threads, starting processes and measuring costs more than it can give."""
+_WORTH_S = 10.0
+"""Below so many seconds of work in threads, measuring costs more than it can give."""
+_WORTH_STARTING_S = 30.0
+"""The same where no process was started ahead."""
 _FASTER = 1.2
-_TASK_S = 0.002
-"""A task for a worker takes about so long: handing one over costs some 50 µs."""
+_TASK_S = {"threads": 0.002, "processes": 0.01}
+"""A task for a worker takes about so long: handing one over costs some 50 µs, to a process some 300."""
+_HATCH_CORES = 4
+_HATCH_SAMPLES = 1000
+_READERS = 6
+"""Threads that only read rows of a store: more get into each other's way, and that of the main thread."""
+_SWITCH_S = 0.0005
 
 
-def group_size(sample_s: float, block: int, *, early: bool) -> int:
+def group_size(sample_s: float, block: int, *, early: bool, kind: str = "threads") -> int:
     """Samples a task; a whole block where there is nothing to compute, only to read."""
     if not early:
         return block
-    return max(1, min(block, round(_TASK_S / max(sample_s, 1e-7))))
+    return max(1, min(block, round(_TASK_S[kind] / max(sample_s, 1e-7))))
+
+
+def hatch(early: Early, samples: int, *, asked: Asked, n: int | None) -> list[Child]:
+    """Start worker processes ahead, where they are likely to be used: they take seconds to import torch."""
+    n = n or cores()
+    likely = n >= _HATCH_CORES and samples >= _HATCH_SAMPLES and early.stages
+    if asked == "threads" or not (likely or asked == "processes") or not early.stages:
+        return []
+    try:
+        packed(early)
+    except UsageError:
+        return []  # `start` says why
+    return [Child() for _ in range(n)]
 
 
 def start(
@@ -33,49 +56,80 @@ def start(
     asked: Asked,
     n: int | None,
     sample_s: float,
+    block: int,
     given: Given | None,
     reporter: Reporter,
+    sample: Mapping[str, Any] | None = None,
+    pin: bool = False,
+    hatched: Sequence[Child] = (),
 ) -> Workers:
-    """The workers to use. `asked="auto"` measures, if the run is long and the stages can travel."""
+    """The workers to use. `asked="auto"` measures, if the run is long and the stages can travel.
+
+    block: samples a block.  sample: values of one, as they come to the stages that take several.
+    """
     n = n or cores()
+    layout = Layout.of(block, sample) if sample else None
     if asked == "processes" and given is None:
-        return Processes(early, n)
+        return Processes(early, n, layout=layout, pin=pin, hatched=hatched)
     if asked == "processes":  # not refused: by now rows that changed are deleted, and the run must go on
         reporter.note("threads it is, for now: worker processes cannot be given rows of a store")
-    threads = Threads(early, n, given)
-    long = len(places) * sample_s / n > _WORTH_S
-    if asked == "threads" or not early.stages or given is not None or not long or n == 1:
+    threads = Threads(early, n if early.stages else min(n, _READERS), given)
+    if asked != "auto" or not early.stages or given is not None or n == 1:
+        return threads
+    if not hatched and len(places) * sample_s / n <= _WORTH_STARTING_S:
         return threads
     try:
-        processes = Processes(early, n)
-    except UsageError as e:
+        return _faster(threads, early, places, sample_s, block, layout, pin, hatched, reporter)
+    except FrostlineError as e:
         reporter.note(f"threads it is: {e}")
         return threads
-    return _faster(threads, processes, places, sample_s, reporter)
 
 
 def _faster(
-    threads: Threads, processes: Processes, places: Sequence[int], sample_s: float, reporter: Reporter
+    threads: Threads,
+    early: Early,
+    places: Sequence[int],
+    sample_s: float,
+    block: int,
+    layout: Layout | None,
+    pin: bool,
+    hatched: Sequence[Child],
+    reporter: Reporter,
 ) -> Workers:
-    some = places[: max(2 * threads.n, min(len(places), int(threads.n / max(sample_s, 1e-6))))]
-    try:
-        _rate(processes, some[: processes.n])  # starting them does not count
-        rates = {w.kind: _rate(w, some) for w in (threads, processes)}
-    except FrostlineError as e:
-        processes.close()
-        reporter.note(f"threads it is: {e}")
+    group = group_size(sample_s, block, early=True)
+    in_threads = rate_of(threads, places, group=group, block=block, seconds=1.0)
+    if len(places) / in_threads < _WORTH_S:
+        for child in hatched:
+            child.close()
         return threads
-    better: Workers = processes if rates["processes"] > _FASTER * rates["threads"] else threads
-    other: Workers = threads if better is processes else processes
-    other.close()
-    reporter.note(
-        f"{better.kind}: {rates[better.kind]:,.1f} samples/s prepared, {other.kind} {rates[other.kind]:,.1f}"
-    )
-    return better
+    processes = Processes(early, threads.n, layout=layout, pin=pin, hatched=hatched)
+    try:
+        group = group_size(sample_s, block, early=True, kind="processes")
+        rate_of(processes, places, group=1, block=block, seconds=0.0)  # most have started after this
+        in_processes = rate_of(processes, places, group=group, block=block, seconds=1.0)
+    except BaseException:
+        processes.close()
+        raise
+    told = f"{in_threads:,.0f} samples/s prepared in threads, {in_processes:,.0f} in processes"
+    if in_processes > _FASTER * in_threads:
+        reporter.note(f"processes it is: {told}")
+        threads.close()
+        return processes
+    reporter.note(f"threads it is: {told}")
+    processes.close()
+    return threads
 
 
-def _rate(workers: Workers, places: Sequence[int]) -> float:
-    began = time.perf_counter()
-    for future in [workers.submit([place]) for place in places]:
-        future.result()
-    return len(places) / (time.perf_counter() - began)
+@contextmanager
+def quick_switches() -> Iterator[None]:
+    """Threads hand the GIL on ten times as often as usual.
+
+    The thread that queues kernels needs it for microseconds, and would otherwise wait 5 ms for it each time
+    that a worker thread computes in Python.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from frostline.errors import StoreFull
+from frostline.errors import StageFailed, StoreFull
 from frostline.execution import Block, Execution, together
 from frostline.execution.columns import Column
+from frostline.freezer import schema
 from frostline.freezer.stream import column_bytes, keep_to, usual_kinds
 from frostline.freezer.workers import Given
 
@@ -20,6 +22,8 @@ _MARGIN = 1.02
 """Checksums, index and headers on top of the rows' bytes."""
 _SPARE = 256 << 20
 """Bytes that stay free."""
+_TRIED = 4
+"""Blocks that are tried when samples fail."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,17 @@ class Probe:
     """What a sample brings from the first to the second."""
     kinds: dict[str, str]
     """Shape and type of what comes to a stage that takes several samples a call."""
+    sample: dict[str, Any] = field(default_factory=dict)
+    """One sample, as it comes to these stages."""
 
     def none_worked(self) -> str:
-        failed = self.block.failed
-        reasons = "".join(f"\n  - {e}" for e in [*failed.values()][:10])
-        return f"None of the first {len(failed):,} samples could be computed; nothing was written:{reasons}"
+        return none_worked(self.block.failed)
+
+
+def none_worked(failed: Mapping[str, StageFailed]) -> str:
+    """What is said when all samples that were tried failed, with the first ten reasons."""
+    reasons = "".join(f"\n  - {e}" for e in [*failed.values()][:10])
+    return f"None of the first {len(failed):,} samples could be computed; nothing was written:{reasons}"
 
 
 @dataclass(frozen=True)
@@ -61,23 +71,26 @@ class Forecast:
             )
 
 
-def probe(execution: Execution, places: Sequence[int], given: Given | None) -> Probe:
-    """Compute the first samples that work; those that fail are passed over here, and met again later."""
-    size = execution.block_size
-    blocks: list[Block] = []
-    began, tried = time.perf_counter(), 0
-    good = 0
-    while good < min(size, len(places)) and tried < len(places) and tried < 4 * size:
-        some = places[tried : tried + max(1, size - good)]
-        keys = [execution.pipeline.source.keys[i] for i in some]
-        blocks.append(execution.begin(some, given(keys) if given else None))
-        tried += len(some)
-        good += len(blocks[-1].keys)
-    sample_s = (time.perf_counter() - began) / max(1, tried)
-    begun = together(blocks)
-    kinds = usual_kinds(execution, begun)
-    keep_to(kinds, begun)
-    finished = execution.finish(begun)  # loads, compiles and warms up
+def probe(execution: Execution, places: Sequence[int], given: Given | None, tries: int = 0) -> Probe:
+    """Compute the first samples that work; those that fail are passed over here, and met again later.
+
+    tries: how many are tried when none works; four blocks at least.
+    """
+    most = min(len(places), max(tries, _TRIED * execution.block_size))
+    failed: dict[str, StageFailed] = {}
+    tried = 0
+    while True:
+        begun, sample_s, n = _begun(execution, places[tried:most], given)
+        tried += n
+        kinds = usual_kinds(execution, begun)
+        keep_to(kinds, begun)
+        finished = execution.finish(begun)  # loads, compiles and warms up
+        if bad := schema.unstorable_in(finished):
+            finished.leave_out(bad)
+        failed |= finished.failed
+        if finished.keys or tried >= most:
+            break
+    finished.failed = failed
     if not finished.keys:
         return Probe(finished, sample_s, 0.0, 1, kinds)
     _synchronize(execution.device)
@@ -87,7 +100,22 @@ def probe(execution: Execution, places: Sequence[int], given: Given | None) -> P
         _synchronize(execution.device)
     chunk_s = (time.perf_counter() - began) / len(begun.keys)
     bytes_ = sum(map(column_bytes, begun.columns.values())) // len(begun.keys)
-    return Probe(_on_cpu(finished), sample_s, chunk_s, bytes_, kinds)
+    sample = {name: column[0] for name, column in begun.columns.items()}
+    return Probe(_on_cpu(finished), sample_s, chunk_s, bytes_, kinds, sample)
+
+
+def _begun(execution: Execution, places: Sequence[int], given: Given | None) -> tuple[Block, float, int]:
+    """A block of samples through the stages of single samples, seconds for each, and how many were tried."""
+    size = execution.block_size
+    blocks: list[Block] = []
+    began, tried, good = time.perf_counter(), 0, 0
+    while good < size and tried < min(len(places), _TRIED * size):
+        some = places[tried : tried + max(1, size - good)]
+        keys = [execution.pipeline.source.keys[i] for i in some]
+        blocks.append(execution.begin(some, given(keys) if given else None))
+        tried += len(some)
+        good += len(blocks[-1].keys)
+    return together(blocks), (time.perf_counter() - began) / max(1, tried), tried
 
 
 def _on_cpu(block: Block) -> Block:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 from frostline.errors import FrostlineError
 from frostline.execution.call import described
-from frostline.fingerprint import digest, file_id, value_of
+from frostline.fingerprint import FileId, digest, file_id, value_of
 from frostline.pipeline import Pipeline
 from frostline.store import Field
 
@@ -23,6 +24,7 @@ PREFIX = "_source."
 """How the store's fields that hold these texts begin; the rest says what the texts are made of."""
 _AT_ONCE = 4096
 _THREADS = 8
+_FILE_ID = re.compile(r"\d+ -?\d+ [0-9a-f]+( [0-9a-f]+)?")
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,42 @@ def _text(parts: dict[str, str]) -> str:
 
 
 def changed(old: str, new: str) -> list[str]:
-    """The raw fields whose content differs, of those that both texts tell of."""
+    """The raw fields whose content differs, or is not known to be the same, of those both texts tell of.
+
+    >>> changed('{"x":"12 7 ab","y":"9"}', '{"x":"13 8 cd","y":"9"}')
+    ['x']
+    >>> changed('{"x":"12 7 ab ffff"}', '{"x":"12 7 ab"}')  # not asked for its full hash now
+    []
+    """
     before, now = json.loads(old), json.loads(new)
-    return [name for name in before if name in now and before[name] != now[name]]
+    return [name for name in before if name in now and _differ(before[name], now[name])]
+
+
+def same(old: str, new: str) -> bool:
+    """Whether two texts tell of the same fields, and none differs."""
+    return old == new or (json.loads(old).keys() == json.loads(new).keys() and not changed(old, new))
+
+
+def unrecorded(old: str, new: str) -> bool:
+    """Whether files differ only in that all of their content is hashed now, and was not then.
+
+    >>> unrecorded('{"x":"12 7 ab"}', '{"x":"12 7 ab ffff"}')
+    True
+    """
+    before, now = json.loads(old), json.loads(new)
+    pairs = [(before[name], now[name]) for name in changed(old, new)]
+    return bool(pairs) and all(
+        _is_file_id(a) and _is_file_id(b) and not FileId.parse(a).differs(FileId.parse(b)) for a, b in pairs
+    )
+
+
+def _differ(before: str, now: str) -> bool:
+    if before == now or not (_is_file_id(before) and _is_file_id(now)):
+        return before != now
+    was, is_ = FileId.parse(before), FileId.parse(now)
+    return bool(was.differs(is_)) or (is_.full is not None and was.full is None)
+
+
+def _is_file_id(text: str) -> bool:
+    """Beside it there are hashes of values, in one word, and versions, which may be any text."""
+    return _FILE_ID.fullmatch(text) is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 from frostline.errors import FrostlineError, NotFrozen, StoreError, UsageError
 from frostline.fingerprint import Fingerprint, differences, digest, fingerprint, value_of
-from frostline.freezer.inputs import PREFIX, Inputs, changed
+from frostline.freezer.inputs import PREFIX, Inputs, changed, same, unrecorded
 from frostline.pipeline import Pipeline
 from frostline.stage import Stage
 from frostline.store import Field, Store
@@ -98,7 +98,11 @@ class Plan:
     gone: list[str] = field(default_factory=list)
     """Keys of the store that the source no longer lists."""
     changed: dict[str, list[str]] = field(default_factory=dict)
-    """Keys whose input is another one now, and which raw fields differ."""
+    """Keys whose row is deleted and computed again, and which raw fields differ."""
+    unrecorded: list[str] = field(default_factory=list)
+    """Those of them whose files look the same, but whose full hashes are asked for and were not recorded."""
+    retried: list[str] = field(default_factory=list)
+    """Those of them whose input is the same: a field failed, and is to be tried again."""
     old_texts: list[str] = field(default_factory=list)
     """Texts of inputs that were made otherwise."""
     retired: dict[str, list[str]] = field(default_factory=dict)
@@ -128,10 +132,7 @@ class Plan:
         fresh = [name for name in self.extended if name not in self.retired and name != self.text_field]
         if fresh:
             out.append(f"{', '.join(fresh)}: to be added to {many(self.waiting, 'row')}")
-        if self.changed:
-            first = next(iter(self.changed))
-            what = f"{first!r}: {', '.join(self.changed[first])}"
-            out.append(f"{many(len(self.changed), 'input')} changed ({what})")
+        out += self._said_of_rows()
         if self.gone:
             out.append(f"{many(len(self.gone), 'row')} no longer in the source ({self.gone[0]!r}): deleted")
         if self.exists and self.new:
@@ -139,6 +140,21 @@ class Plan:
         if self.quarantined:
             failed = many(self.quarantined, "sample")
             out.append(f"{failed} failed before and did not change: left in quarantine")
+        return out
+
+    def _said_of_rows(self) -> list[str]:
+        """Why rows that are there are computed again."""
+        others, out = {*self.unrecorded, *self.retried}, []
+        moved = [key for key in self.changed if key not in others]
+        if moved:
+            what = f"{moved[0]!r}: {', '.join(self.changed[moved[0]])}"
+            out.append(f"{many(len(moved), 'input')} changed ({what})")
+        if self.unrecorded:
+            rows = f"{many(len(self.unrecorded), 'row')} ({self.unrecorded[0]!r})"
+            out.append(f"full hashes of the files were not recorded for {rows}: computed again")
+        if self.retried:
+            rows = f"{many(len(self.retried), 'row')} ({self.retried[0]!r})"
+            out.append(f"a field of {rows} failed before: computed again")
         return out
 
 
@@ -235,21 +251,43 @@ def _compare_rows(plan: Plan, wanted: Wanted, store: Store) -> None:
     mine = wanted.places
     plan.gone = sorted({*there} - {*keys})
     failed = {entry["key"]: entry["input"] for entry in store.quarantine if "column" not in entry}
+    lacking = _to_retry(plan, store) if wanted.retry_bad else {}
     mark = combined(plan)
     for place in mine:
         key = keys[place]
         text = plan.texts.get(place)
         if key in there:
             differ = changed(there[key], text) if text is not None else ["it cannot be read any more"]
+            if text is not None and differ and unrecorded(there[key], text):
+                plan.unrecorded.append(key)
+            elif not differ and key in lacking:
+                plan.retried.append(key)
+                differ = lacking[key]
             if differ:
                 plan.changed[key] = differ
                 plan.new.append(place)
-        elif key in failed and not wanted.retry_bad and failed[key] == [text, mark]:
+        elif key in failed and not wanted.retry_bad and _failed_alike(failed[key], text, mark):
             plan.quarantined += 1
         else:
             plan.new.append(place)
     stay = len(there) - len(plan.gone) - len(plan.changed)
     plan.waiting = stay if plan.extended else 0
+
+
+def _failed_alike(recorded: Any, text: str | None, mark: str) -> bool:
+    """Whether a sample that failed is the same now, and would be computed in the same way."""
+    if text is None or not isinstance(recorded, list) or len(recorded) != 2:
+        return False
+    return recorded[1] == mark and isinstance(recorded[0], str) and same(recorded[0], text)
+
+
+def _to_retry(plan: Plan, store: Store) -> dict[str, list[str]]:
+    """Keys of rows that stay, and which of their fields failed; a field that is made anew is tried anyway."""
+    found: dict[str, list[str]] = {}
+    for entry in store.quarantine:
+        if entry.get("field") in plan.held:
+            found.setdefault(entry["key"], []).append(entry["field"])
+    return found
 
 
 def _texts(store: Store) -> dict[str, str]:

@@ -65,6 +65,11 @@ def freeze(
     workers:   "threads", "processes", or "auto": whichever measures faster.  n_workers: default, all cores.
     precision, compile: for all device stages that say nothing themselves.
     """
+    if not isinstance(workload, Workload | Pipeline):
+        raise UsageError(
+            f"fl.freeze(…) was given {type(workload).__name__} {workload!r:.60}; expected a Pipeline or a "
+            f"Workload, as in fl.freeze(fl.Pipeline(source, stage), 'stores/mine')."
+        )
     if isinstance(workload, Workload) and len(workload.pipelines) > 1:
         names = ", ".join(workload.pipelines)
         raise UsageError(

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frostline.errors import FieldError, UsageError
+from frostline.errors import FieldError, StageFailed, UsageError
+from frostline.execution import Block
 from frostline.execution.columns import Column, as_value, kind_of, numeric
 from frostline.pipeline import Pipeline
 from frostline.store import Field
@@ -36,8 +37,8 @@ def fields_of(
         try:
             declared = stage.fields.get(name) if stage is not None else None
             found[name] = declared or field_of(name, keys, columns[name])
-        except UsageError as e:
-            problems.append(str(e))
+        except (UsageError, FieldError) as e:  # FieldError: a type that no field has
+            problems.append(f"{name}: {e}" if isinstance(e, FieldError) else str(e))
     if problems:
         raise UsageError("These fields cannot be stored:", problems=problems)
     return found
@@ -84,9 +85,48 @@ def _tensors(name: str, keys: Sequence[str], rows: Sequence[Tensor]) -> Field:
     )
 
 
+def unstorable(name: str, value: Any) -> str | None:
+    """Why no field can hold a tensor: its numbers do not lie in memory one after the other.
+
+    >>> unstorable("x", torch.eye(2)) is None
+    True
+    >>> print(unstorable("x", torch.eye(2).to_sparse()))
+    'x' is a sparse tensor (sparse_coo), and a store holds dense ones. Return x.to_dense() from its stage
+    """
+    if not isinstance(value, Tensor):
+        return None
+    if value.is_nested:
+        return f"{name!r} is a nested tensor. Return one tensor for each sample, and the field is ragged"
+    if value.is_meta:
+        return f"{name!r} has a shape but no values (device 'meta'). Compute it with a network that is loaded"
+    if value.layout is not torch.strided:
+        kind = str(value.layout).removeprefix("torch.")
+        dense = f"Return {name}.to_dense() from its stage"
+        return f"{name!r} is a sparse tensor ({kind}), and a store holds dense ones. {dense}"
+    if value.is_quantized:
+        kind = str(value.dtype).removeprefix("torch.")
+        return f"{name!r} is a quantized tensor ({kind}). Return {name}.dequantize() from its stage"
+    return None
+
+
+def unstorable_in(block: Block) -> dict[str, StageFailed]:
+    """The samples of a block that have such a value."""
+    bad: dict[str, StageFailed] = {}
+    for name, column in block.columns.items():
+        same = unstorable(name, column)  # of all rows, where they are one tensor
+        for i, key in enumerate(block.keys):
+            why = same or (unstorable(name, column[i]) if isinstance(column, list) else None)
+            if why is not None:
+                bad.setdefault(key, StageFailed(name, [key], why))
+    return bad
+
+
 def misfit(name: str, spec: Field, key: str, value: Any) -> str | None:
     """Why a value cannot stand in this field, when its shape or type is another one's."""
     value = as_value(value)
+    never = unstorable(name, value)
+    if never is not None:
+        return never
     if spec.dtype in TEXT_LIKE or not isinstance(value, Tensor):
         try:
             stored = to_tensor(value, spec, name, key)

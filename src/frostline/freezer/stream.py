@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +19,9 @@ import torch
 from torch import Tensor
 
 from frostline.errors import StageFailed
-from frostline.execution import Block, Execution, together
+from frostline.execution import Block, Execution
 from frostline.execution.columns import Column, kind_of, row_bytes
-from frostline.freezer.workers import Workers
+from frostline.freezer.workers import Pending, Workers
 
 _AHEAD_BLOCKS = 2
 _QUEUED_BLOCKS = 2
@@ -50,6 +49,8 @@ class Item:
     order: list[str]
     block: Block
     events: tuple[Any, Any] | None = None
+    hold: Block | None = None
+    """What a GPU may still be reading."""
 
 
 class Stream:
@@ -80,35 +81,35 @@ class Stream:
             yield self._finished([keys[i] for i in places], begun)
 
     def _begun(self, segments: Iterable[Sequence[int]]) -> Iterator[tuple[bool, Sequence[int], Block]]:
-        waiting: deque[tuple[bool, Sequence[int], list[Future[Block]]]] = deque()
+        waiting: deque[tuple[bool, Sequence[int], Pending]] = deque()
         coming, ahead = self._blocks(segments), 0
+        next_block = next(coming, None)
         try:
-            while True:
-                while ahead < self._ahead and (block := next(coming, None)) is not None:
-                    first, places = block
-                    waiting.append((first, places, self._submitted(places)))
+            while next_block is not None or waiting:
+                while next_block is not None and ahead < self._ahead:
+                    first, places = next_block
+                    pending = self._workers.begin(places, group=self._group, wait=not waiting)
+                    if pending is None:
+                        break  # the shared memory is full: finish what waits first
+                    waiting.append((first, places, pending))
                     ahead += len(places)
-                if not waiting:
-                    return
-                first, places, futures = waiting.popleft()
+                    next_block = next(coming, None)
+                first, places, pending = waiting.popleft()
                 began = time.perf_counter()
-                begun = together([future.result() for future in futures])
+                begun = pending.result()
+                del pending  # and with it the right to its memory
                 self.stats.starved += time.perf_counter() - began
                 ahead -= len(places)
                 yield first, places, begun
+                del begun
         finally:
-            for _, _, futures in waiting:
-                for future in futures:
-                    future.cancel()
+            for _, _, pending in waiting:
+                pending.cancel()
 
     def _blocks(self, segments: Iterable[Sequence[int]]) -> Iterator[tuple[bool, Sequence[int]]]:
         for segment in segments:
             for start in range(0, len(segment), self._size):
                 yield start == 0, segment[start : start + self._size]
-
-    def _submitted(self, places: Sequence[int]) -> list[Future[Block]]:
-        step = self._group
-        return [self._workers.submit(places[s : s + step]) for s in range(0, len(places), step)]
 
     def _finished(self, order: list[str], begun: Block) -> Item:
         cuda = self._execution.device.type == "cuda"
@@ -122,7 +123,7 @@ class Stream:
         if start is None:
             self.stats.busy += time.perf_counter() - began
             return Item(order, block)
-        return Item(order, block, (start, _event()))
+        return Item(order, block, (start, _event()), begun)
 
 
 def several_of(execution: Execution) -> set[str]:
@@ -239,6 +240,7 @@ def on_host(item: Item) -> Block:
         columns: dict[str, Column] = {n: _copied(c, stream) for n, c in item.block.columns.items()}
     stream.synchronize()
     item.events[1].synchronize()
+    item.hold = None
     return Block(item.block.keys, columns, item.block.failed)
 
 

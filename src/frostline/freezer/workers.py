@@ -1,29 +1,28 @@
 """Who runs the stages of single samples ahead: threads, or worker processes for code that holds the GIL.
 
 A worker process is a fresh interpreter that is handed the stages (by reference, so they must be importable)
-and sends back what they return as plain bytes. It never runs the user's script. When one dies, of a decoder
-that crashes or of a kill, another takes its place and its samples are done again, one by one: the sample that
-kills it twice is the one to blame.
+and writes what they return into memory that both share. It never runs the user's script. When one dies, of a
+decoder that crashes or of a kill, another takes its place and its samples are done again, one by one: the
+sample that kills it twice is the one to blame.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
-from frostline.errors import FrostlineError, StageFailed, UsageError
+from frostline.errors import StageFailed, UsageError
 from frostline.execution import Block, Early, together
 from frostline.execution.columns import Column
-from frostline.freezer.wire import receive, refuse_untransportable
+from frostline.execution.slab import Layout, Lease, Slab
+from frostline.execution.wire import InSlab
+from frostline.freezer.child import Child, WorkerDied
 
-_T = TypeVar("_T")
 Kind = Literal["threads", "processes"]
 Given = Callable[[Sequence[str]], Mapping[str, Column]]
 """Columns of given fields for some keys, as read from a store."""
@@ -33,13 +32,40 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class Pending:
+    """A block that workers have begun."""
+
+    def __init__(self, futures: list[Future[Block]], lease: Lease | None = None) -> None:
+        self._futures, self._lease = futures, lease
+
+    def result(self) -> Block:
+        block = together([future.result() for future in self._futures])
+        if self._lease is not None:
+            block.columns = {name: _read(column, name, self._lease) for name, column in block.columns.items()}
+        return block
+
+    def cancel(self) -> None:
+        for future in self._futures:
+            future.cancel()
+
+
+def _read(column: Column, name: str, lease: Lease) -> Column:
+    """A column whose rows lie in the slab, as one tensor; or, where some do not, as a list."""
+    if not isinstance(column, list) or not any(isinstance(row, InSlab) for row in column):
+        return column
+    if all(isinstance(row, InSlab) for row in column):
+        return lease.rows(name, [row.place for row in column])
+    return [lease.rows(name, [row.place])[0] if isinstance(row, InSlab) else row for row in column]
+
+
 class Workers(Protocol):
     """Blocks of samples, begun somewhere else."""
 
     kind: Kind
     n: int
 
-    def submit(self, places: Sequence[int]) -> Future[Block]: ...
+    def begin(self, places: Sequence[int], *, group: int, wait: bool = True) -> Pending | None:
+        """Begin a block, `group` samples a task; None when there is no room now, and nobody waits for it."""
 
     def close(self) -> None: ...
 
@@ -54,8 +80,9 @@ class Threads:
         self._early, self._given = early, given
         self._pool = ThreadPoolExecutor(n, "frostline-stage")
 
-    def submit(self, places: Sequence[int]) -> Future[Block]:
-        return self._pool.submit(self._block, places)
+    def begin(self, places: Sequence[int], *, group: int, wait: bool = True) -> Pending | None:
+        tasks = (places[s : s + group] for s in range(0, len(places), group))
+        return Pending([self._pool.submit(self._block, some) for some in tasks])
 
     def _block(self, places: Sequence[int]) -> Block:
         keys = [self._early.source.keys[i] for i in places]
@@ -66,120 +93,89 @@ class Threads:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-class WorkerDied(FrostlineError):
-    """A worker process ended in the middle of a block."""
-
-
 class Processes:
-    """One interpreter a worker; each is served by a thread of its own here."""
+    """One interpreter a worker; each is served by a thread of its own here.
+
+    layout:  how rows of a fixed shape lie in shared memory; without it all go through pipes.
+    hatched: interpreters that were started before.
+    """
 
     kind: Kind = "processes"
 
-    def __init__(self, early: Early, n: int) -> None:
+    def __init__(
+        self,
+        early: Early,
+        n: int,
+        *,
+        layout: Layout | None = None,
+        pin: bool = False,
+        hatched: Sequence[Child] = (),
+    ) -> None:
         self.n = n
         self._early = early
-        self._setup = packed(early)
+        self._setup = packed(early, layout)
+        self._slab = Slab(layout) if layout is not None else None
+        if self._slab is not None and pin:
+            self._slab.pin()
         self._pool = ThreadPoolExecutor(n, "frostline-worker")
         self._mine = threading.local()
-        self._children: list[_Child] = []
+        self._children = [*hatched]
+        self._idle = [*hatched]
         self._lock = threading.Lock()
-        self._closed = False
 
-    def submit(self, places: Sequence[int]) -> Future[Block]:
-        return self._pool.submit(self._block, places)
+    def begin(self, places: Sequence[int], *, group: int, wait: bool = True) -> Pending | None:
+        lease = self._slab.lease(wait=wait) if self._slab is not None else None
+        if self._slab is not None and lease is None:
+            return None
+        number = None if lease is None else lease.number
+        tasks = ((s, places[s : s + group]) for s in range(0, len(places), group))
+        return Pending([self._pool.submit(self._block, some, number, first) for first, some in tasks], lease)
 
-    def _block(self, places: Sequence[int]) -> Block:
+    def _block(self, places: Sequence[int], slot: int | None, first: int) -> Block:
         try:
-            return self._ask(places)
-        except WorkerDied:
-            return together([self._alone(place) for place in places])
+            return self._ask(places, slot, first)
+        except WorkerDied as e:
+            if not e.answered:
+                raise  # it could not even start: no sample is to blame
+        return together([self._alone(place, slot, first + i) for i, place in enumerate(places)])
 
-    def _alone(self, place: int) -> Block:
+    def _alone(self, place: int, slot: int | None, first: int) -> Block:
         key = self._early.source.keys[place]
         try:
-            return self._ask([place])
+            return self._ask([place], slot, first)
         except WorkerDied:
             pass  # a kill from outside hits once: the second death is this sample's
         try:
-            return self._ask([place])
+            return self._ask([place], slot, first)
         except WorkerDied as e:
-            return Block([], {}, {key: StageFailed(self._early.stages[0].name, [key], str(e))})
+            reason = f"{e} on this sample, twice"
+            return Block([], {}, {key: StageFailed(self._early.stages[0].name, [key], reason)})
 
-    def _ask(self, places: Sequence[int]) -> Block:
+    def _ask(self, places: Sequence[int], slot: int | None, first: int) -> Block:
         source = self._early.source
         keys = [source.keys[i] for i in places]
         raws = [self._early.raw(k, i) for k, i in zip(keys, places, strict=True)] if source.cheap else None
-        return self._child().ask(keys, list(places), raws)
+        return self._child().ask((keys, list(places), raws, None if slot is None else (slot, first)))
 
-    def _child(self) -> _Child:
-        child = getattr(self._mine, "child", None)
+    def _child(self) -> Child:
+        child: Child | None = getattr(self._mine, "child", None)
         if child is None or not child.alive:
-            child = self._mine.child = _Child(self._setup)
             with self._lock:
-                self._children = [c for c in self._children if c.alive] + [child]
-        if self._closed:
-            child.close()
+                child = self._idle.pop() if self._idle else Child()
+                self._children = [c for c in self._children if c.alive and c is not child] + [child]
+            child.set_up(self._setup, self._slab.fd if self._slab is not None else None)
+            self._mine.child = child
         return child
 
     def close(self) -> None:
-        self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
         for child in self._children:
             child.close()
+        if self._slab is not None:
+            self._slab.close()
 
 
-class _Child:
-    """A worker process and the pipe to it."""
-
-    def __init__(self, setup: bytes) -> None:
-        ours, theirs = Pipe()
-        command = [sys.executable, "-m", "frostline.freezer.worker", str(theirs.fileno())]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        # a group of its own: Ctrl-C is for the parent, which ends its workers when the shard is whole
-        self._process = subprocess.Popen(
-            command,
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-        )
-        theirs.close()
-        self._pipe: Connection[Any, Any] = ours
-        self.alive = True
-        self._guarded(lambda: self._pipe.send_bytes(setup))
-
-    def ask(self, keys: list[str], places: list[int], raws: list[Any] | None) -> Block:
-        request = ForkingPickler.dumps((keys, places, raws))
-
-        def exchange() -> Block:
-            self._pipe.send_bytes(request)
-            return receive(self._pipe)
-
-        return self._guarded(exchange)
-
-    def _guarded(self, do: Callable[[], _T]) -> _T:
-        try:
-            return do()
-        except (EOFError, OSError) as e:
-            self.alive = False
-            self._pipe.close()
-            self._process.kill()
-            status = self._process.wait()
-            how = f"signal {-status}" if status < 0 else f"exit status {status}"
-            raise WorkerDied(f"the worker process died ({how}) on this sample") from e
-
-    def close(self) -> None:
-        if self.alive:
-            self.alive = False
-            self._pipe.close()  # the worker reads the end of the pipe and goes
-            try:
-                self._process.wait(5)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-
-
-def packed(early: Early) -> bytes:
+def packed(early: Early, layout: Layout | None = None) -> bytes:
     """The stages as bytes for a worker, or UsageError with the reason why they cannot travel."""
     for stage in early.stages:
         home = getattr(stage.fn, "__module__", type(stage.fn).__module__)
@@ -188,9 +184,20 @@ def packed(early: Early) -> bytes:
                 f"Stage {stage.name!r} is defined in the script itself: processes need it in a module."
             )
     try:
-        return bytes(ForkingPickler.dumps(early))
+        return bytes(ForkingPickler.dumps((early, layout)))
     except Exception as e:
         raise UsageError(f"The stages cannot be sent to worker processes ({e}): use threads.") from e
 
 
-__all__ = ["Given", "Processes", "Threads", "Workers", "cores", "packed", "refuse_untransportable"]
+def rate_of(workers: Workers, places: Sequence[int], *, group: int, block: int, seconds: float) -> float:
+    """Samples a second that workers prepare, over about so long; what they prepare is thrown away."""
+    began, done = time.perf_counter(), 0
+    size = min(block, 2 * workers.n * group)
+    while True:
+        pending = workers.begin(places[done : done + size], group=group)
+        if pending is not None:
+            pending.result()
+        done += size
+        took = time.perf_counter() - began
+        if done >= len(places) or took >= seconds:
+            return min(done, len(places)) / max(took, 1e-9)

@@ -96,31 +96,44 @@ class Cached:
         stage = self._stage.with_options(fn=self._encoder)
         self._mark, weights = fingerprint(_Alone((stage,)))[OUTPUT], self._weights_now()
         self._reopen()
-        held = self._store.fields.get(OUTPUT) if self._store is not None else None
-        if self._store is not None and held is None:
+        held = self._held()
+        if self._store is not None and held is None and not self._emptied(self._store):
             raise StoreError(
                 f"The store at {self._root} holds {', '.join(self._store.fields)}; fl.cached did not "
                 f"make it. Give it a folder of its own."
             )
         if held is not None:
-            wanted = replace(held, codec=self._codec, fingerprint=self._mark.digest)
-            if (held.fingerprint, held.codec) != (wanted.fingerprint, wanted.codec):
-                self._outdated(held, replace(wanted, provenance=self._mark.parts))
+            codec = replace(held, codec=self._codec).codec
+            if (held.fingerprint, held.codec) != (self._mark.digest, codec):
+                self._outdated(held, codec)
         self._weights = weights  # last: what is refused once is refused again
 
-    def _outdated(self, held: Field, spec: Field) -> None:
+    def _held(self) -> Field | None:
+        """The store's field of the encoder's output, if there is one."""
+        return self._store.fields.get(OUTPUT) if self._store is not None else None
+
+    @staticmethod
+    def _emptied(store: Store) -> bool:
+        """Whether rows are being computed again, and none was written since the old ones went."""
+        return list(store.fields) == [INPUT] and not len(store)
+
+    def _outdated(self, held: Field, codec: str) -> None:
+        """Take the old rows out, then the old field; the new field comes with the first new rows.
+
+        Killed in between, the store holds no rows of anybody: nothing stale, and nothing to refuse.
+        """
         told = differences(held.provenance, self._mark.parts)
-        told += [f"codec {held.codec} → {spec.codec}"] if held.codec != spec.codec else []
+        told += [f"codec {held.codec} → {codec}"] if held.codec != codec else []
         why = "; ".join(told) or "it was computed otherwise"
-        if self._stale == "error":
+        store = Store.open(self._root)
+        if self._stale == "error" and len(store):
             raise StoreError(
                 f"The store at {self._root} holds rows of another encoder: {why}. Give fl.cached another "
                 f"folder, or stale='recompute' to compute them again."
             )
-        store = Store.open(self._root)
-        delete_rows(self._root, list(store.keys))
+        if len(store):
+            delete_rows(self._root, list(store.keys))
         Store.retire(self._root, OUTPUT)
-        Store.extend(self._root, {OUTPUT: spec}).close()
         self._reopen()
 
     def _weights_now(self) -> str | None:
@@ -224,7 +237,7 @@ class Cached:
         return rows
 
     def _refuse_other_shape(self, out: Tensor, keys: list[str]) -> None:
-        held = self._store.fields[OUTPUT] if self._store is not None else None
+        held = self._held()
         rows = [row for row, _ in self._waiting.values()][:1]
         before = f"{held.dtype} {[*held.shape]}" if held else kind_of(rows[0]) if rows else None
         if before is not None and kind_of(out[0]) != before:
@@ -241,8 +254,7 @@ class Cached:
         return out if spec.codec == "raw" else decode(encode(out, spec, OUTPUT, ""), spec)
 
     def _spec(self, out: Tensor) -> Field:
-        held = self._store.fields[OUTPUT] if self._store is not None else None
-        return held or Field(
+        return self._held() or Field(
             tuple(out.shape[1:]), str(out.dtype), self._codec, self._mark.digest, self._mark.parts
         )
 
@@ -255,6 +267,8 @@ class Cached:
                 return
             first = next(iter(self._waiting.values()))[0]
             fields = {OUTPUT: self._spec(first[None]), INPUT: Field((), "str")}
+            if self._store is not None and self._held() is None:
+                Store.extend(self._root, {OUTPUT: fields[OUTPUT]}).close()
             with Store.create(self._root, fields, resume=True) as writer:
                 for key, (row, text) in self._waiting.items():
                     put = writer.replace if key in writer else writer.append

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from frostline.errors import FreezeStopped, StageFailed
+from frostline.errors import FieldError, FreezeStopped, StageFailed
 from frostline.execution import Block
 from frostline.execution.columns import Column
 from frostline.freezer import schema
 from frostline.freezer.plan import Plan, combined
+from frostline.inspector.samples import MOST_TRIED
 from frostline.store import Field, Store
+from frostline.store.building import checked, encode_rows
 from frostline.store.convert import Budget as Share
 from frostline.store.extender import Extender
 from frostline.store.writer import Writer
@@ -32,6 +34,10 @@ class Budget:
         self._said, self._total, self._root = parsed.said, total, root
         self.reasons: list[str] = []
         self.failed = 0
+
+    def tries(self, enough: int) -> int:
+        """How many samples may be tried until `enough` work: when more of them fail, all of it stops."""
+        return min(MOST_TRIED, self.most + enough)
 
     def add(self, failed: Mapping[str, StageFailed]) -> None:
         self.failed += len(failed)
@@ -63,21 +69,48 @@ class Rows:
             columns = dict(block.columns)
             if self._plan.text_field in names:
                 columns[self._plan.text_field] = [self._text_of(key) for key in block.keys]
-            done = 0
+            done, bad = 0, dict[str, StageFailed]()
             for failed, some in groupby(order, key=lambda key: key in block.failed):
                 keys = [*some]
                 if failed:
-                    self._quarantine(writer, keys, block)
+                    self._quarantine(writer, keys, block.failed)
                     continue
                 part = slice(done, done + len(keys))
-                _put(writer, keys, {name: columns[name][part] for name in names})
+                bad |= self._put(writer, keys, {name: columns[name][part] for name in names})
                 done += len(keys)
+            if bad:
+                block.leave_out(bad)
 
         return write
 
-    def _quarantine(self, writer: Writer | Extender, keys: Sequence[str], block: Block) -> None:
+    def _put(
+        self, writer: Writer | Extender, keys: list[str], values: dict[str, Column]
+    ) -> dict[str, StageFailed]:
+        """Rows into the store, but for those with a value that a codec cannot hold: quarantined, returned."""
+        try:
+            _put(writer, keys, values)
+            return {}
+        except FieldError:  # nothing was taken: for all rows, or none
+            bad = _culprits(writer.fields, keys, values)
+            if not bad:
+                raise
+        self._budget.add(bad)
+        done = 0
+        for failed, some in groupby(keys, key=lambda key: key in bad):
+            run = [*some]
+            part = slice(done, done + len(run))
+            if failed:
+                self._quarantine(writer, run, bad)
+            else:
+                _put(writer, run, {name: column[part] for name, column in values.items()})
+            done += len(run)
+        return bad
+
+    def _quarantine(
+        self, writer: Writer | Extender, keys: Sequence[str], failed: Mapping[str, StageFailed]
+    ) -> None:
         for key in keys:
-            reason = f"{block.failed[key].stage}: {block.failed[key].reason}"
+            reason = f"{failed[key].stage}: {failed[key].reason}"
             writer.quarantine(key, reason=reason, input=[self._text_of(key), self._mark])
 
     def _refuse_misfits(self, block: Block) -> None:
@@ -107,6 +140,21 @@ def retire_fields(root: Path, names: Sequence[str]) -> None:
     there = [name for name in names if name in Store.open(root).fields]
     if there:
         Store.retire(root, *there)
+
+
+def _culprits(
+    fields: Mapping[str, Field], keys: Sequence[str], values: Mapping[str, Column]
+) -> dict[str, StageFailed]:
+    """The rows that cannot be encoded, each by itself, and why: NaN in int8, a value beyond float16."""
+    bad: dict[str, StageFailed] = {}
+    for i, key in enumerate(keys):
+        for name, spec in fields.items():
+            try:
+                row = checked(name, spec, [key], values[name][i : i + 1])
+                encode_rows(name, spec, [key], row, sample=0)
+            except FieldError as e:
+                bad.setdefault(key, StageFailed(name, [key], str(e)))
+    return bad
 
 
 def _put(writer: Writer | Extender, keys: list[str], values: dict[str, Column]) -> None:

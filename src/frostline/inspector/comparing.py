@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frostline.execution.columns import as_value
 from frostline.inspector.report import listed
 from frostline.inspector.snapshot import content
 
@@ -72,7 +73,7 @@ def _same(a: Any, b: Any) -> bool:
 
 def _numbers(value: Any) -> Tensor | None:
     if isinstance(value, Tensor | np.ndarray | bool | int | float | np.number):
-        numbers = torch.as_tensor(value).detach().cpu()  # not every device has doubles
+        numbers = torch.as_tensor(as_value(value)).detach().cpu()  # not every device has doubles
         return numbers.to(torch.complex128 if numbers.is_complex() else torch.double)
     return None
 

@@ -13,7 +13,7 @@ from frostline.errors import UsageError
 from frostline.execution import Block, Ready
 from frostline.inspector.reach import reach
 from frostline.inspector.report import AuditReport, StageAudit, TrainingAudit
-from frostline.inspector.samples import frozen_values, left_out, training_batch
+from frostline.inspector.samples import MOST_TRIED, frozen_values, left_out, training_batch
 from frostline.inspector.snapshot import Snapshot
 from frostline.inspector.stages import look_at
 from frostline.inspector.subject import of_callable, of_stage
@@ -28,6 +28,7 @@ def audit(
     what: Any,
     *example: Any,
     samples: int = 8,
+    tries: int = MOST_TRIED,
     device: torch.device | str | None = None,
     evaluation: bool = False,
     training: bool = True,
@@ -47,6 +48,7 @@ def audit(
     what:       a Pipeline or Workload: every stage below the line is looked at, and a workload's training
                 step. Or a network or function, with `*example`: the tensors `[rows, …]` it is called with.
     samples:    how many of the first samples are used; those that fail are left out.
+    tries:      how many are tried at most when all of the first ones fail.
     device:     where stages with on="device" run, by default on the CPU; a network by itself stays where
                 it is.
     evaluation: also say whether evaluation is possible: a random stage needs eval= for that.
@@ -59,12 +61,12 @@ def audit(
     Everything is left as it was: weights, buffers, gradients, modes, generators.
     """
     place = torch.device("cpu" if device is None else device)
-    _check(what, example, samples, loss, optimizer)
+    _check(what, example, samples, tries, loss, optimizer)
     with generators_kept():
         if isinstance(what, Pipeline):
-            return AuditReport(_stages(what, frozen=what.frozen, samples=samples, device=place)[0])
+            return AuditReport(_stages(what, samples, tries, place)[0])
         if isinstance(what, Workload):
-            return _workload(what, samples, place, evaluation, training, injected)
+            return _workload(what, samples, tries, place, evaluation, training, injected)
         fn = what.get() if isinstance(what, Lazy) else what
         if loss is not None:
             seen = look_at_training(fn, example[0], loss=loss, optimizer=optimizer, injected=injected)
@@ -72,13 +74,14 @@ def audit(
         return AuditReport((_alone(fn, example, None if device is None else place),))
 
 
-def _check(what: Any, example: Sequence[Any], samples: int, loss: Any, optimizer: Any) -> None:
+def _check(what: Any, example: Sequence[Any], samples: int, tries: int, loss: Any, optimizer: Any) -> None:
     described = isinstance(what, Pipeline | Workload)
     problems = []
     if not described and not callable(what) and not isinstance(what, Lazy):
         problems.append(f"it is {type(what).__name__}; a Pipeline, Workload, network or function")
-    if type(samples) is not int or samples < 1:
-        problems.append(f"samples is {samples!r}; a whole number of at least 1")
+    for name, n in (("samples", samples), ("tries", tries)):
+        if type(n) is not int or n < 1:
+            problems.append(f"{name} is {n!r}; a whole number of at least 1")
     if described and (example or loss is not None or optimizer is not None):
         problems.append("example, loss= and optimizer= are for a network; a Workload brings its own")
     if (loss is None) != (optimizer is None):
@@ -111,8 +114,9 @@ def _alone(fn: Any, example: Sequence[Any], device: torch.device | None) -> Stag
 
 
 def _stages(
-    pipeline: Pipeline, *, frozen: Sequence[Stage], samples: int, device: torch.device, prefix: str = ""
+    pipeline: Pipeline, samples: int, tries: int, device: torch.device, prefix: str = ""
 ) -> tuple[tuple[StageAudit, ...], Block | None]:
+    frozen = pipeline.frozen
     if not frozen and not pipeline.outputs:
         return (), None
     # Not compiled: what is looked for is the same, and operators inside compiled code cannot be seen.
@@ -120,7 +124,7 @@ def _stages(
     fns = [s.fn.get() if isinstance(s.fn, Lazy) else s.fn for s in plain.frozen]
     before = [Snapshot(reach(fn)) for fn in fns]
     try:
-        block = frozen_values(plain, samples, device)
+        block = frozen_values(plain, samples, device, tries)
         for snapshot in before:  # getting the values ran the stages
             snapshot.restore()
         audits = [_stage(stage, prefix, block, device) for stage in plain.frozen]
@@ -137,14 +141,20 @@ def _stage(stage: Stage, prefix: str, block: Block, device: torch.device) -> Sta
 
 
 def _workload(
-    work: Workload, samples: int, device: torch.device, evaluation: bool, training: bool, injected: Any
+    work: Workload,
+    samples: int,
+    tries: int,
+    device: torch.device,
+    evaluation: bool,
+    training: bool,
+    injected: Any,
 ) -> AuditReport:
     audits: list[StageAudit] = []
     batches: dict[str, Batch] = {}
     wanted = training and work.model is not None
     for name, pipeline in work.pipelines.items():
         prefix = f"{name}/" if len(work.pipelines) > 1 else ""
-        some, block = _stages(pipeline, frozen=pipeline.frozen, samples=samples, device=device, prefix=prefix)
+        some, block = _stages(pipeline, samples, tries, device, prefix)
         audits += some
         if wanted and block is not None:
             batches[name] = training_batch(pipeline, block, device)

@@ -12,16 +12,33 @@ from frostline import keyed
 from frostline.batch import Batch, Ragged
 from frostline.errors import StageFailed, UsageError
 from frostline.execution import Block, Execution, Ready
-from frostline.execution.columns import Column, stackable, taken
+from frostline.execution.columns import Column, as_value, stackable, taken
 from frostline.pipeline import Pipeline
 from frostline.stage import Stage
 
 _TRIED = 4
 """Times as many samples are tried as are asked for, when the first ones fail."""
+MOST_TRIED = 256
+"""Samples that are tried when none of those worked."""
 
 
-def frozen_values(pipeline: Pipeline, samples: int, device: torch.device) -> Block:
-    """All fields of frozen stages and what they read, for the first samples that come through."""
+class NoneWorked(StageFailed):
+    """Of the samples that were tried, none came through. failed: why, for each."""
+
+    def __init__(self, failed: Mapping[str, StageFailed]) -> None:
+        first = next(iter(failed.values()))
+        super().__init__(first.stage, first.keys, first.reason)
+        self.failed = dict(failed)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (NoneWorked, (self.failed,))
+
+
+def frozen_values(pipeline: Pipeline, samples: int, device: torch.device, tries: int = MOST_TRIED) -> Block:
+    """All fields of frozen stages and what they read, for the first samples that come through.
+
+    tries: samples that are tried when none comes through; `_TRIED` times `samples` at least.
+    """
     stages = pipeline.frozen
     wanted = [name for stage in stages for name in (*stage.reads, *stage.writes)]
     wanted += [*pipeline.cut, *(n for n in pipeline.source.fields if n != pipeline.source.key)]
@@ -34,9 +51,14 @@ def frozen_values(pipeline: Pipeline, samples: int, device: torch.device) -> Blo
     if len(block.keys) < min(samples, total) and total > samples:
         again = execution.finish(execution.begin(range(min(_TRIED * samples, total))))
         block = _first(again, samples)
+    tried, most = len(block.keys) + len(block.failed), min(tries, total)
+    while not block.keys and tried < most:
+        more = execution.finish(execution.begin(range(tried, min(tried + _TRIED * samples, most))))
+        tried += len(more.keys) + len(more.failed)
+        block = Block(more.keys, more.columns, block.failed | more.failed)
     if not block.keys:
-        raise next(iter(block.failed.values()))
-    return block
+        raise NoneWorked(block.failed)
+    return _first(block, samples) if len(block.keys) > samples else block
 
 
 def _first(block: Block, samples: int) -> Block:
@@ -106,7 +128,7 @@ def _one(ready: Ready, key: str, values: list[Any], call: _Seeded | None) -> dic
     try:
         if not ready.stage.chunk:
             return ready.one(key, values)
-        single = [torch.as_tensor(v)[None] if stackable([v]) else [v] for v in values]
+        single = [torch.as_tensor(as_value(v))[None] if stackable([v]) else [v] for v in values]
         return {name: column[0] for name, column in ready.many([key], single).items()}
     finally:
         ready.fn = plain
@@ -116,7 +138,7 @@ def collated(column: Column, device: torch.device) -> Any:
     """A column as a feed delivers it: one tensor, a Ragged, or a list."""
     if not isinstance(column, Tensor) and not stackable(column):
         return column
-    rows = [torch.as_tensor(row).to(device) for row in column]
+    rows = [torch.as_tensor(as_value(row)).to(device) for row in column]
     # inference tensors cannot take part in training: a copy made out here can
     rows = [row.clone() for row in rows]
     if len({row.shape for row in rows}) == 1:

@@ -69,7 +69,8 @@ def _tensor_content(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    with torch.no_grad():
+    # to_dense() of compressed rows writes in place, which a tensor made in inference mode allows only there
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
         dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
         return dense.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from frostline.errors import StageFailed
 from frostline.execution import Ready
 from frostline.execution.call import described
-from frostline.execution.columns import Column, padded, stackable
+from frostline.execution.columns import Column, as_value, padded, stackable
 from frostline.inspector.snapshot import content
 from frostline.stage import Lazy
 
@@ -103,7 +103,9 @@ def _stacked(column: Column, device: torch.device) -> Column:
     """One tensor where that is possible; these samples went through the stage before, so shapes agree."""
     if isinstance(column, Tensor):
         return column.to(device)
-    return torch.stack([torch.as_tensor(v) for v in column]).to(device) if stackable(column) else column
+    if not stackable(column):
+        return column
+    return torch.stack([torch.as_tensor(as_value(v)) for v in column]).to(device)
 
 
 def of_callable(fn: Callable[..., Any], example: Sequence[Column], device: torch.device | None) -> Subject:
@@ -129,11 +131,7 @@ def _named(name: str, result: Any) -> list[tuple[str, Any]]:
         return [pair for key, part in result.items() for pair in _named(f"{name}.{key}", part)]
     if isinstance(result, tuple) or (isinstance(result, list) and any(isinstance(r, Tensor) for r in result)):
         return [pair for i, part in enumerate(result) for pair in _named(f"{name}[{i}]", part)]
-    return [(name, torch.from_numpy(result) if _is_numbers(result) else result)]
-
-
-def _is_numbers(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
+    return [(name, as_value(result))]
 
 
 def _place(fn: Any) -> str:

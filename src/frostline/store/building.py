@@ -28,6 +28,14 @@ class Encoded:
     lengths: list[int] = field(default_factory=list)
     errors: list[Error] = field(default_factory=list)
 
+    def rows(self, start: int, stop: int) -> Encoded:
+        """Some of the rows of a field that is not ragged; the errors go with the first."""
+        if (start, stop) == (0, self.n):
+            return self
+        parts = {name: part.reshape(self.n, -1)[start:stop].reshape(-1) for name, part in self.parts.items()}
+        errors = [] if start else self.errors
+        return Encoded(stop - start, parts, self.checksums[start:stop], errors=errors)
+
 
 def checked(name: str, spec: Field, keys: Sequence[str], values: Any) -> Any:
     """`values` as one tensor [rows, …] for a fixed field that came as one, else a list of tensors."""

@@ -24,7 +24,8 @@ class _Pending:
     """A shard whose new values are coming in: its live rows, and what they have so far."""
 
     rows: dict[int, int]  # row → its rank among the live ones
-    values: dict[int, dict[str, Encoded]] = field(default_factory=dict)
+    values: dict[int, dict[str, tuple[Encoded, int]]] = field(default_factory=dict)
+    """Row → for each field the rows that came with it, and which of them it is."""
     failed: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def has(self, row: int) -> bool:
@@ -120,16 +121,24 @@ class Extender:
         specs = {name: self._columns[name].field for name in self._names}
         rows = {name: checked(name, spec, keys, values[name]) for name, spec in specs.items()}
         encoded = []
-        for i, (row, shard) in enumerate(places):
-            sample = int(self._shard(shard).rows[row] < SAMPLED_ROWS)
-            one = {
-                n: encode_rows(n, s, keys[i : i + 1], rows[n][i : i + 1], sample=sample)
-                for n, s in specs.items()
-            }
-            encoded.append((row, shard, one))
-        for row, shard, one in encoded:
-            self._open[shard].values[row] = one
+        for first, last in self._together(places):
+            some, part = slice(first, last), [row for row, _ in places[first:last]]
+            pending = self._shard(places[first][1])
+            sample = sum(pending.rows[row] < SAMPLED_ROWS for row in part)
+            batch = {n: encode_rows(n, s, keys[some], rows[n][some], sample=sample) for n, s in specs.items()}
+            encoded += [(row, places[first][1], batch, i) for i, row in enumerate(part)]
+        for row, shard, batch, i in encoded:
+            self._open[shard].values[row] = {name: (those, i) for name, those in batch.items()}
             self._write_if_whole(shard)
+
+    def _together(self, places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """Which rows are encoded in one go: neighbours in a shard, in order, and no ragged fields."""
+        first = 0
+        ragged = any(self._columns[name].field.ragged for name in self._names)
+        for i in range(1, len(places) + 1):
+            if i == len(places) or ragged or places[i][1] != places[first][1] or places[i] < places[i - 1]:
+                yield first, i
+                first = i
 
     def quarantine(self, key: str, *, reason: object, input: Any = None) -> None:
         """This key's new fields could not be made; it stays without them."""
@@ -184,8 +193,8 @@ class Extender:
         for name in (n for n in self._names if rows and shard not in self._have[n]):
             column = columns[name]
             block, error = Block(name, column.field), Error(**vars(column.error))
-            for row in rows:
-                block.add(pending.values[row][name])
+            for batch, start, stop in _runs([pending.values[row][name] for row in rows]):
+                block.add(batch.rows(start, stop) if not column.field.ragged else batch)
             error.merge(block.error)
             entry = write_shard(
                 session.root,
@@ -234,6 +243,16 @@ class Extender:
             self.close()
         else:
             self._release()
+
+
+def _runs(rows: Sequence[tuple[Encoded, int]]) -> Iterator[tuple[Encoded, int, int]]:
+    """Rows that lie side by side in what they came with, as (that, first, last + 1)."""
+    start = 0
+    for i in range(1, len(rows) + 1):
+        if i < len(rows) and rows[i][0] is rows[i - 1][0] and rows[i][1] == rows[i - 1][1] + 1:
+            continue
+        yield rows[start][0], rows[start][1], rows[i - 1][1] + 1
+        start = i
 
 
 def _other(held: Field, given: Field) -> bool:

@@ -161,6 +161,38 @@ def test_paranoid_texts_replace_the_others_without_computing(root: Path, calls: 
     assert freeze(pipeline(), root, paranoid=True).plan.idle
 
 
+def test_paranoid_and_back_with_files(tmp_path: Path, calls: Calls) -> None:
+    folder, root = tmp_path / "in", tmp_path / "s"
+    folder.mkdir()
+    for i in range(4):
+        (folder / f"{i}.txt").write_text("x" * i if i != 2 else "bad")
+
+    def length(path: str) -> int:
+        text = Path(path).read_text()
+        if text == "bad":
+            raise ValueError(text)
+        return len(text)
+
+    def data() -> fl.Pipeline:
+        return fl.Pipeline(fl.Source.files(folder), fl.Stage("n", length, reads="path"))
+
+    freeze(data(), root)
+    full = freeze(data(), root, paranoid=True)
+    assert full.plan.said()[0] == (
+        "full hashes of the files were not recorded for 3 rows ('0.txt'): computed again"
+    )
+    assert not any("changed" in said for said in full.plan.said())
+    assert full.stats.samples == 3
+    assert freeze(data(), root, paranoid=True).plan.idle
+    calls.clear()
+    back = freeze(data(), root)
+    assert (back.plan.changed, back.plan.new, back.plan.quarantined) == ({}, [], 1)
+    assert not calls
+    assert freeze(data(), root).plan.idle
+    (folder / "3.txt").write_text("four")
+    assert freeze(data(), root).plan.changed == {"3.txt": ["path"]}
+
+
 def test_a_limit_first_and_the_rest_later(tmp_path: Path, calls: Calls) -> None:
     assert list(freeze(pipeline(), tmp_path / "s", limit=3).store.keys) == ["k0", "k1", "k2"]
     calls.clear()
@@ -204,6 +236,38 @@ def test_a_field_that_failed_for_a_row_leaves_the_row(root: Path, calls: Calls) 
     assert freeze(data, root).plan.idle
 
 
+def test_a_field_that_failed_is_tried_again_when_asked_or_when_its_input_changed(
+    root: Path, calls: Calls, tmp_path: Path
+) -> None:
+    def picky(pixels: torch.Tensor) -> float:
+        if pixels[0] in (5, 6) and not (tmp_path / "repaired").exists():
+            raise ValueError("no")
+        return float(pixels[0])
+
+    more = (fl.Stage("z", picky, reads="pixels", version="1"),)
+    store = freeze(pipeline(more=more), root, max_bad=2).store
+    assert [(q["key"], q["field"]) for q in store.quarantine] == [("k5", "z"), ("k6", "z")]
+    other = rows(k6=60)
+    store = freeze(pipeline(other, more=more), root, max_bad=2).store
+    assert [q["key"] for q in store.quarantine] == ["k5"]
+    assert store["k6"]["z"] == 60
+    assert freeze(pipeline(other, more=more), root).plan.idle
+    (tmp_path / "repaired").touch()
+    assert freeze(pipeline(other, more=more), root).plan.idle  # nothing that it knows of changed
+    calls.clear()
+    outcome = freeze(pipeline(other, more=more), root, retry_bad=True)
+    assert (outcome.plan.changed, outcome.plan.retried) == ({"k5": ["z"]}, ["k5"])
+    assert outcome.plan.said() == [
+        "a field of 1 row ('k5') failed before: computed again",
+        "1 sample to be added",
+    ]
+    assert outcome.store.quarantine == []
+    assert outcome.store["k5"]["z"] == 5
+    assert values(outcome.store)["k5"] == expected(5)["k5"]
+    assert calls["z"] <= 2  # in the forecast, and then
+    assert freeze(pipeline(other, more=more), root, retry_bad=True).plan.idle
+
+
 def test_an_added_field_that_stopped_on_the_way_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
 ) -> None:
@@ -241,7 +305,11 @@ def test_what_will_be_done_is_said_before(root: Path) -> None:
         (4000, 48, 4080),  # whole chunks
         (1 << 20, 32, 64),  # 64 MB
         (4 << 20, 32, 32),  # a whole chunk, though it is 128 MB
-        (64 << 20, 32, 1),  # 2 GB would be too much
+        (15 << 20, 32, 32),  # 480 MB
+        (17 << 20, 32, 16),  # 544 MB would be too much: half a chunk
+        (17 << 20, 45, 15),  # the largest part that divides it
+        (64 << 20, 32, 4),  # 8 rows and their texts are over 512 MB
+        (600 << 20, 32, 1),
         (1 << 20, None, 64),
     ],
 )
@@ -250,3 +318,10 @@ def test_rows_of_a_shard(row: int, chunk: int | None, size: int) -> None:
     adding = SimpleNamespace(block_size=chunk or 32, late=[1] if chunk else [])
     found = Attempt._rows_per_shard(SimpleNamespace(specs=specs, adding=adding))  # type: ignore[arg-type]
     assert found == size
+
+
+def test_ragged_rows_of_a_shard_count_as_a_kilobyte() -> None:
+    specs = {"x": fl.Field((None, 1 << 20), "uint8"), "y": fl.Field((1 << 23,), "uint8")}
+    adding = SimpleNamespace(block_size=63, late=[1])
+    found = Attempt._rows_per_shard(SimpleNamespace(specs=specs, adding=adding))  # type: ignore[arg-type]
+    assert found == 63  # 504 MB and 63 KB

@@ -12,7 +12,7 @@ from frostline.errors import UsageError
 from frostline.execution import Early
 from frostline.freezer import choice
 from frostline.freezer.progress import Reporter
-from frostline.freezer.workers import Threads
+from frostline.freezer.workers import Threads, rate_of
 
 SOURCE = fl.Source.table([{"key": f"k{i}", "x": i} for i in range(100)])
 STAGE = fl.Stage("y", abs, reads="x")
@@ -30,7 +30,7 @@ def test_a_task_takes_about_two_milliseconds(sample_s: float, early: bool, size:
 class Fake:
     """Stands for the processes."""
 
-    def __init__(self, early: Early, n: int) -> None:
+    def __init__(self, early: Early, n: int, **options: Any) -> None:
         self.kind, self.n, self.closed = "processes", n, False
         if early.raw_fields == ("bad",):
             raise UsageError("they cannot travel")
@@ -46,17 +46,18 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start(early: Early = EARLY, **changes: Any) -> tuple[Any, str]:
     out = io.StringIO()
-    options = {"asked": "auto", "n": 2, "sample_s": 1.0, "given": None} | changes
+    options = {"asked": "auto", "n": 2, "sample_s": 1.0, "block": 32, "given": None} | changes
     workers = choice.start(early, range(100), reporter=Reporter(out=out), **options)
     return workers, out.getvalue()
 
 
 def rates(monkeypatch: pytest.MonkeyPatch, threads: float, processes: float) -> None:
-    monkeypatch.setattr(choice, "_rate", lambda w, places: threads if w.kind == "threads" else processes)
+    rate = lambda w, places, **how: threads if w.kind == "threads" else processes  # noqa: E731
+    monkeypatch.setattr(choice, "rate_of", rate)
 
 
 @pytest.mark.parametrize(
-    ("threads", "processes", "kind"), [(10, 13, "processes"), (10, 11, "threads"), (10, 5, "threads")]
+    ("threads", "processes", "kind"), [(8, 13, "processes"), (8, 9, "threads"), (8, 5, "threads")]
 )
 def test_the_faster_ones_are_taken_and_both_rates_told(
     monkeypatch: pytest.MonkeyPatch, threads: float, processes: float, kind: str
@@ -64,9 +65,8 @@ def test_the_faster_ones_are_taken_and_both_rates_told(
     rates(monkeypatch, threads, processes)
     workers, said = start()
     assert workers.kind == kind
-    assert said.startswith(f"{kind}: ")
-    assert f"{threads:.1f}" in said
-    assert f"{processes:.1f}" in said
+    told = f"{threads} samples/s prepared in threads, {processes} in processes"
+    assert said == f"{kind} it is: {told}\n"
     workers.close()
 
 
@@ -89,7 +89,8 @@ def test_threads_where_measuring_is_not_worth_it(monkeypatch: pytest.MonkeyPatch
     workers.close()
 
 
-def test_stages_that_cannot_travel_run_in_threads_and_that_is_said() -> None:
+def test_stages_that_cannot_travel_run_in_threads_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates(monkeypatch, 1, 1)
     workers, said = start(Early(SOURCE, [STAGE], ["bad"], ["y"]))
     assert isinstance(workers, Threads)
     assert said == "threads it is: they cannot travel\n"
@@ -97,12 +98,12 @@ def test_stages_that_cannot_travel_run_in_threads_and_that_is_said() -> None:
 
 
 def test_processes_that_fail_while_they_are_measured_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rate(workers: Any, places: Any) -> float:
+    def rate(workers: Any, places: Any, **how: Any) -> float:
         if workers.kind == "processes":
             raise UsageError("'y' is a set")
         return 1.0
 
-    monkeypatch.setattr(choice, "_rate", rate)
+    monkeypatch.setattr(choice, "rate_of", rate)
     workers, said = start()
     assert isinstance(workers, Threads)
     assert "threads it is: 'y' is a set" in said
@@ -119,5 +120,5 @@ def test_processes_are_used_when_asked_for_unless_rows_of_a_store_are_given() ->
 
 def test_a_rate_is_of_finished_samples() -> None:
     threads = Threads(EARLY, 2)
-    assert choice._rate(threads, range(5)) > 0
+    assert rate_of(threads, range(5), group=1, block=4, seconds=0.0) > 0
     threads.close()

@@ -12,7 +12,7 @@ import pytest
 
 import frostline as fl
 from frostline.errors import FrostlineError
-from frostline.freezer.inputs import PREFIX, Inputs, changed
+from frostline.freezer.inputs import PREFIX, Inputs, changed, same, unrecorded
 
 
 def table(*rows: dict[str, Any], **options: Any) -> fl.Source:
@@ -113,3 +113,39 @@ def test_differences_are_told_of_what_both_know() -> None:
 @pytest.mark.parametrize("text", ["", "a\nb", "a\0b", "x" * 5000])
 def test_text_that_is_no_path_is_hashed(text: str) -> None:
     assert len(json.loads(inputs(table({"x": text})).text(0))["x"]) == 16
+
+
+PLAIN, FULL = "12 1700000000000000000 ab12", "12 1700000000000000000 ab12 ffee"
+
+
+def test_full_hashes_count_when_both_texts_have_them() -> None:
+    def text(part: str) -> str:
+        return json.dumps({"path": part, "x": "9f3a"})
+
+    assert changed(text(PLAIN), text(FULL)) == ["path"]  # asked for now, and not recorded then
+    assert unrecorded(text(PLAIN), text(FULL))
+    assert changed(text(FULL), text(PLAIN)) == []  # the plain parts are in the full text
+    assert same(text(FULL), text(PLAIN))
+    assert changed(text(FULL), text(FULL.replace("ffee", "ffef"))) == ["path"]
+    touched = FULL.replace("1700000000000000000", "1700000000000000009")
+    assert changed(text(FULL), text(touched)) == []  # all of it is the same
+    assert changed(text(PLAIN), text(touched)) == ["path"]
+    assert not unrecorded(text(PLAIN), text(touched))  # it differs, whatever its content is
+    assert not unrecorded(text(FULL), text(PLAIN))
+    assert changed(text(FULL), text(PLAIN.replace("12 17", "13 17"))) == ["path"]
+
+
+def test_what_else_changed_is_no_missing_hash() -> None:
+    old, new = json.dumps({"path": PLAIN, "x": "1"}), json.dumps({"path": FULL, "x": "2"})
+    assert changed(old, new) == ["path", "x"]
+    assert not unrecorded(old, new)
+
+
+def test_a_version_may_be_any_text() -> None:
+    assert changed('{"version":"1 2 beta three"}', '{"version":"1 2 beta four"}') == ["version"]
+    assert not unrecorded('{"version":"a b c"}', '{"version":"a b d"}')
+
+
+def test_texts_of_other_fields_are_not_the_same() -> None:
+    assert not same("{}", '{"a":"1"}')
+    assert not same('{"a":"1"}', '{"a":"1","b":"2"}')

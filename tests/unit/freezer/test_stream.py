@@ -22,6 +22,7 @@ from frostline.freezer.stream import (
     on_host,
     usual_kinds,
 )
+from frostline.freezer.workers import Pending
 
 N = 23
 
@@ -33,6 +34,9 @@ class Inline:
 
     def __init__(self, execution: Execution) -> None:
         self.execution, self.asked = execution, list[list[int]]()
+
+    def begin(self, places: Sequence[int], *, group: int, wait: bool = True) -> Pending | None:
+        return Pending([self.submit(places[s : s + group]) for s in range(0, len(places), group)])
 
     def submit(self, places: Sequence[int]) -> Future[Block]:
         self.asked.append([*places])

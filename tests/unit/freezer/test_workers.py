@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 import frostline as fl
 from frostline.errors import UsageError
 from frostline.execution import Early
+from frostline.execution.slab import SLOTS, Layout, Slab
+from frostline.freezer.child import WorkerDied
 from frostline.freezer.workers import Processes, Threads, cores, packed
 
 Module = Callable[[str], ModuleType]
@@ -39,8 +42,8 @@ def test_threads_and_processes_give_the_same_blocks(module: Module) -> None:
     early = Early(source(), [stage], ["x"], ["x", *WRITES])
     blocks = []
     for workers in (Threads(early, 2), Processes(early, 1)):
-        futures = [workers.submit(places) for places in ([0, 1], [2, 3, 4], [5])]
-        blocks.append([future.result() for future in futures])
+        begun = [workers.begin(places, group=2) for places in ([0, 1], [2, 3, 4], [5])]
+        blocks.append([pending.result() for pending in begun if pending is not None])
         workers.close()
     for one, other in zip(*blocks, strict=True):
         assert one.keys == other.keys
@@ -55,7 +58,7 @@ def test_threads_and_processes_give_the_same_blocks(module: Module) -> None:
 def test_threads_are_given_rows_of_a_store() -> None:
     early = Early(source(), [fl.Stage("y", lambda x, h: x + h, reads=["x", "h"])], ["x"], ["y", "h"])
     threads = Threads(early, 1, lambda keys: {"h": [10 * int(key[1:]) for key in keys]})
-    assert threads.submit([2, 4]).result().columns == {"y": [22, 44], "h": [20, 40]}
+    assert threads.begin([2, 4], group=2).result().columns == {"y": [22, 44], "h": [20, 40]}
     threads.close()
 
 
@@ -84,8 +87,77 @@ def test_there_is_a_core() -> None:
 
 def test_closing_waits_and_drops_what_did_not_begin() -> None:
     threads = Threads(early_of(abs), 1)
-    done = threads.submit([1])
+    done = threads.begin([1], group=1)
     threads.close()
     assert done.result().columns == {"y": [1]}
     with pytest.raises(RuntimeError):
-        threads.submit([1])
+        threads.begin([1], group=1)
+
+
+FIXED = """
+    import os
+    import signal
+    from pathlib import Path
+
+    import torch
+
+    def pixels(x, mark):
+        if x == 4 and not Path(mark).exists():
+            Path(mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)  # once: as from outside
+        if x == 7:
+            raise ValueError("seven")
+        return torch.full((2, 3), x, dtype=torch.bfloat16)
+"""
+
+
+def test_rows_of_a_fixed_shape_come_through_shared_memory(module: Module, tmp_path: Path) -> None:
+    rows = [{"key": f"k{i}", "x": i, "mark": str(tmp_path / "mark")} for i in range(40)]
+    stage = fl.Stage("p", module(FIXED).pixels, reads=["x", "mark"])
+    early = Early(fl.Source.table(rows), [stage], ["x", "mark"], ["p", "x"])
+    layout = Layout.of(8, {"p": torch.zeros(2, 3, dtype=torch.bfloat16), "x": 1})
+    assert layout is not None
+    workers = Processes(early, 2, layout=layout)
+    kept = []
+    for start in range(0, 40, 8):
+        pending = workers.begin(range(start, start + 8), group=3)
+        assert pending is not None
+        kept.append(pending.result())
+    for start, block in zip(range(0, 40, 8), kept, strict=True):
+        good = [i for i in range(start, start + 8) if i != 7]
+        assert block.keys == [f"k{i}" for i in good]
+        assert isinstance(block.columns["p"], torch.Tensor)
+        assert block.columns["p"][:, 0, 0].tolist() == good
+        assert block.columns["x"] == good
+    assert "seven" in str(kept[0].failed["k7"])
+    assert (tmp_path / "mark").exists()  # it was killed, and nothing shows of it
+    workers.close()
+
+
+def test_a_slot_is_used_again_when_nobody_has_its_rows_any_more() -> None:
+    layout = Layout.of(4, {"x": torch.zeros(2)})
+    assert layout is not None
+    slab = Slab(layout)
+    leases = [slab.lease(wait=False) for _ in range(SLOTS)]
+    assert None not in leases
+    assert slab.lease(wait=False) is None
+    rows = leases[3].rows("x", [0, 1])
+    leases.clear()
+    again = [slab.lease(wait=False) for _ in range(SLOTS)]
+    assert again.count(None) == 1  # one is still read
+    number = {*range(SLOTS)} - {lease.number for lease in again if lease}
+    del rows
+    assert {slab.lease(wait=True).number} == number
+    slab.close()
+
+
+def test_workers_that_cannot_start_are_no_sample_s_fault(module: Module, tmp_path: Path) -> None:
+    stage = fl.Stage("p", module(FIXED).pixels, reads=["x", "mark"])
+    early = Early(fl.Source.table([{"key": "a", "x": 1, "mark": ""}]), [stage], ["x", "mark"], ["p"])
+    workers = Processes(early, 1)
+    workers._setup = b"no such message"
+    pending = workers.begin([0], group=1)
+    assert pending is not None
+    with pytest.raises(WorkerDied, match="could not start"):
+        pending.result()
+    workers.close()

@@ -16,6 +16,7 @@ import frostline as fl
 from frostline.errors import NotFrozen, StoreError, UsageError
 from frostline.execution import Ready
 from frostline.freezer import wrapped
+from frostline.store.session import Session
 
 KEYS = [f"k{i}" for i in range(11)]
 
@@ -247,6 +248,70 @@ def test_another_encoder_is_told_or_its_rows_computed_again(root: Path) -> None:
         assert (fast.computed, fast.read) == (11, 0)
     torch.testing.assert_close(found, encoder(1)(inputs()))
     assert torch.equal(fl.cached(encoder(1), root)(inputs(), keys=KEYS), found)
+
+
+class Killed(BaseException):
+    """What stands for the end of the process: nothing catches it."""
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, commit: int, *, before: bool) -> list[int]:
+    """The process ends at the commit of that number, counted from now: before it is made, or after it."""
+    made: list[int] = []
+    publish = Session.publish
+
+    def killing(self: Session, *args: Any) -> None:
+        made.append(1)
+        if len(made) == commit and before:
+            raise Killed
+        publish(self, *args)
+        if len(made) == commit:
+            raise Killed
+
+    monkeypatch.setattr(Session, "publish", killing)
+    return made
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("commit", [1, 2, 3, 4])
+@pytest.mark.parametrize("stale", ["recompute", "error"])
+def test_killed_while_rows_are_computed_again_it_goes_on_and_serves_nothing_stale(
+    root: Path, monkeypatch: pytest.MonkeyPatch, commit: int, before: bool, stale: Any
+) -> None:
+    with fl.cached(encoder(), root) as fast:
+        fast(inputs(), keys=KEYS)
+    with monkeypatch.context() as patch:
+        made = killed_at(patch, commit, before=before)
+        with pytest.raises(Killed), fl.cached(encoder(1), root, stale="recompute") as fast:
+            fast(inputs(), keys=KEYS)
+    assert len(made) == commit  # rows go, the field goes, the new field comes, rows come: four commits
+    whole = commit == 1 and before
+    if whole and stale == "error":  # the old rows are all there
+        with pytest.raises(StoreError, match="rows of another encoder"):
+            fl.cached(encoder(1), root)
+        return
+    with fl.cached(encoder(1), root, stale=stale) as fast:
+        torch.testing.assert_close(fast(inputs(), keys=KEYS), encoder(1)(inputs()))
+    again = fl.cached(encoder(1), root)
+    torch.testing.assert_close(again(inputs(), keys=KEYS), encoder(1)(inputs()))
+    assert (again.computed, again.read) == (0, 11)
+    assert fl.Store.open(root).check(deep=True).ok
+
+
+def test_computing_again_takes_four_commits(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fl.cached(encoder(), root) as fast:
+        fast(inputs(), keys=KEYS)
+    made = killed_at(monkeypatch, 0, before=True)
+    with fl.cached(encoder(1), root, stale="recompute") as fast:
+        fast(inputs(), keys=KEYS)
+    assert len(made) == 4
+
+
+def test_an_encoder_of_another_width_can_take_over(root: Path) -> None:
+    with fl.cached(lambda x: x * 2, root) as fast:
+        fast(inputs(), keys=KEYS)
+    with fl.cached(lambda x: x[:, :3] * 2, root, stale="recompute") as fast:
+        assert fast(inputs(), keys=KEYS).shape == (11, 3)
+    assert fl.Store.open(root).fields["output"].shape == (3,)
 
 
 def test_a_store_of_something_else_is_refused(root: Path) -> None:

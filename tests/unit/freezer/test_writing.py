@@ -108,3 +108,65 @@ def test_rows_and_fields_go(tmp_path: Path) -> None:
     retire_fields(tmp_path / "s", ["x"])
     store = fl.Store.open(tmp_path / "s")
     assert (list(store.keys), list(store.fields)) == (["a", "c"], ["_source.1"])
+
+
+@pytest.mark.parametrize(
+    ("codec", "value", "told"),
+    [
+        ("int8/token", float("nan"), "row 'c' holds NaN or infinity, which int8 cannot"),
+        ("int8/token", float("inf"), "row 'c' holds NaN or infinity, which int8 cannot"),
+        ("float16", 1e6, "row 'c' holds values beyond that type's range (largest 1e+06)"),
+    ],
+)
+@pytest.mark.parametrize("extending", [False, True])
+def test_a_value_that_a_codec_cannot_hold_costs_its_sample_and_no_other(
+    tmp_path: Path, codec: str, value: float, told: str, extending: bool
+) -> None:
+    x = torch.arange(10.0).reshape(5, 2)
+    x[2, 1] = value
+    block = Block([*"abcde"], {"x": x})
+    coded = {"x": fl.Field((2,), "float32", codec), "_source.1": FIELDS["_source.1"]}
+    if extending:
+        with fl.Store.create(tmp_path / "s", {"_source.1": FIELDS["_source.1"]}) as creator:
+            for key in "abcde":
+                creator.append(key, {"_source.1": "t"})
+        opened: Any = fl.Store.extend(tmp_path / "s", {"x": coded["x"]})
+    else:
+        opened = fl.Store.create(tmp_path / "s", coded)
+    budget = Budget(1, 5, Path())
+    plan = Plan(Path(), ("x",), "_source.1", {"x": ("mark", {})})
+    with opened as writer:
+        Rows(plan, coded, lambda key: f"text of {key}", budget).into(writer)([*"abcde"], block)
+    store = fl.Store.open(tmp_path / "s")
+    assert list(store.with_fields(["x"]).keys) == [*"abde"]
+    assert store.rows([*"abde"], ["x"])["x"][2].tolist() == pytest.approx([6, 7], rel=0.01)
+    (entry,) = store.quarantine
+    assert (entry["key"], entry.get("field")) == ("c", "x" if extending else None)
+    assert told in entry["reason"]
+    assert (block.keys, [*block.failed], budget.failed) == ([*"abde"], ["c"], 1)  # what is counted as done
+
+
+def test_values_that_a_codec_cannot_hold_count_as_failures(tmp_path: Path) -> None:
+    coded = {"x": fl.Field((2,), "float32", "int8/token"), "_source.1": FIELDS["_source.1"]}
+    plan = Plan(Path(), ("x",), "_source.1", {"x": ("mark", {})})
+    with fl.Store.create(tmp_path / "s", coded) as writer:
+        write = Rows(plan, coded, str, Budget(1, 5, Path())).into(writer)
+        with pytest.raises(FreezeStopped, match="2 of 5 samples failed, 1 may"):
+            write(
+                ["a", "b", "c"],
+                Block(["a", "b", "c"], {"x": torch.tensor([[1.0, 2], [torch.nan, 1]] * 2)[1:]}),
+            )
+    assert len(fl.Store.open(tmp_path / "s")) == 0
+
+
+def test_an_error_that_no_row_alone_explains_is_not_hidden(tmp_path: Path) -> None:
+    with fl.Store.create(tmp_path / "s", {**FIELDS, "other": fl.Field((), "str")}) as writer:
+        write = rows().into(writer)
+        with pytest.raises(KeyError, match="other"):
+            write(["a"], Block(["a"], {"x": torch.zeros(1, 2)}))
+
+
+def test_how_many_may_be_tried_until_some_work() -> None:
+    assert Budget("50%", 200, Path()).tries(8) == 108
+    assert Budget("50%", 20_000, Path()).tries(8) == 256
+    assert Budget(0, 20_000, Path()).tries(8) == 8

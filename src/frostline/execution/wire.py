@@ -1,8 +1,12 @@
-"""A block of samples through a pipe: a line of JSON, then the bytes of its tensors. No pickle."""
+"""A block of samples from a worker process: a line of JSON, then bytes. No pickle.
+
+Rows that fit their place in the slab are written there; others travel through the pipe.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
@@ -11,16 +15,36 @@ import torch
 from torch import Tensor
 
 from frostline.errors import StageFailed, UsageError
-from frostline.execution import Block
-from frostline.execution.columns import Column, numeric
+from frostline.execution.columns import numeric
+from frostline.execution.early import Block
+from frostline.execution.slab import Layout
 
 Pipe: TypeAlias = "Connection[Any, Any]"
 
 
-def send(pipe: Pipe, block: Block) -> None:
-    """A block; or, when something in it cannot travel, the reason, which `receive` raises."""
+@dataclass(frozen=True)
+class Put:
+    """Where in the slab a group of samples goes: the slot, and the place of the first of them."""
+
+    layout: Layout
+    slot: Tensor
+    first: int
+
+
+@dataclass(frozen=True)
+class InSlab:
+    """Stands for a row that lies in the slab."""
+
+    place: int
+
+
+def send(pipe: Pipe, asked: list[str], block: Block, put: Put | None = None) -> None:
+    """A block; or, when something in it cannot travel, the reason, which `receive` raises.
+
+    asked: the keys that were asked for, also those that failed: they give each row its place.
+    """
     try:
-        head, buffers = _packed(block)
+        head, buffers = _packed(asked, block, put)
     except UsageError as e:
         head, buffers = {"error": str(e)}, []
     pipe.send_bytes(json.dumps(head).encode())
@@ -28,16 +52,25 @@ def send(pipe: Pipe, block: Block) -> None:
         pipe.send_bytes(buffer)
 
 
-def _packed(block: Block) -> tuple[dict[str, Any], list[Any]]:
+def _packed(asked: list[str], block: Block, put: Put | None) -> tuple[dict[str, Any], list[Any]]:
     buffers: list[Any] = []
-    columns = {
-        name: [_pack(name, value, buffers) for value in column] for name, column in block.columns.items()
-    }
+    places = [asked.index(key) for key in block.keys] if block.failed else range(len(asked))
+    columns = {}
+    for name, column in block.columns.items():
+        rows = put.layout.column(put.slot, name) if put and name in put.layout.columns else None
+        packed = []
+        for place, value in zip(places, column, strict=True):
+            if put is not None and rows is not None and put.layout.fits(name, value):
+                rows[put.first + place].copy_(value)
+                packed.append({"slab": put.first + place})
+            else:
+                packed.append(_pack(name, value, buffers))
+        columns[name] = packed
     failed = {key: [e.stage, e.reason] for key, e in block.failed.items()}
     return {"keys": block.keys, "columns": columns, "failed": failed}, buffers
 
 
-def _pack(name: str, value: Any, buffers: list[Any]) -> Any:
+def _pack(name: str, value: Any, buffers: list[Any]) -> dict[str, Any]:
     if isinstance(value, Tensor):
         x = value.detach().contiguous()
         buffers.append(x.reshape(-1).view(torch.uint8).numpy().data if x.numel() else b"")
@@ -69,10 +102,11 @@ def refuse_untransportable(name: str, value: Any) -> None:
 
 
 def receive(pipe: Pipe) -> Block:
+    """The block; a row that lies in the slab is an `InSlab`."""
     head = json.loads(pipe.recv_bytes())
     if "error" in head:
         raise UsageError(head["error"])
-    columns: dict[str, Column] = {
+    columns: dict[str, Any] = {
         name: [_unpack(pipe, value) for value in column] for name, column in head["columns"].items()
     }
     failed = {key: StageFailed(stage, [key], reason) for key, (stage, reason) in head["failed"].items()}
@@ -80,6 +114,8 @@ def receive(pipe: Pipe) -> Block:
 
 
 def _unpack(pipe: Pipe, value: dict[str, Any]) -> Any:
+    if "slab" in value:
+        return InSlab(value["slab"])
     if "json" in value:
         return value["json"]
     data = pipe.recv_bytes()
@@ -91,8 +127,6 @@ def _unpack(pipe: Pipe, value: dict[str, Any]) -> Any:
         return array[()] if scalar else array
     name, shape = value["tensor"]
     dtype = getattr(torch, name)
-    return (
-        torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
-        if data
-        else torch.empty(shape, dtype=dtype)
-    )
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)

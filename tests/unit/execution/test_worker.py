@@ -13,8 +13,8 @@ import torch
 import frostline as fl
 from frostline.errors import UsageError
 from frostline.execution import Early
-from frostline.freezer.wire import receive
-from frostline.freezer.worker import serve
+from frostline.execution.wire import receive
+from frostline.execution.worker import serve
 from frostline.freezer.workers import packed
 
 
@@ -46,7 +46,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def ask(pipe: Connection, keys: list[str], places: list[int], raws: Any) -> Any:
-    pipe.send_bytes(ForkingPickler.dumps((keys, places, raws)))
+    pipe.send_bytes(ForkingPickler.dumps((keys, places, raws, None)))
     return receive(pipe)
 
 

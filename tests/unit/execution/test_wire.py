@@ -12,7 +12,7 @@ import torch
 
 from frostline.errors import StageFailed, UsageError
 from frostline.execution import Block
-from frostline.freezer.wire import receive, refuse_untransportable, send
+from frostline.execution.wire import receive, refuse_untransportable, send
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.float16,
@@ -23,7 +23,7 @@ DTYPES = [
 def through(block: Block) -> Block:
     ours, theirs = Pipe()
     with ours, theirs:
-        send(ours, block)
+        send(ours, [*block.keys, *block.failed], block)
         return receive(theirs)
 
 
