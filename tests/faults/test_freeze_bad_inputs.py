@@ -31,6 +31,7 @@ from frostline.errors import (
     StoreFull,
     UsageError,
 )
+from frostline.execution import Execution
 from frostline.freezer import attempt
 from frostline.freezer.attempt import Outcome
 from frostline.freezer.options import Options
@@ -378,6 +379,142 @@ def test_within_budget_as_a_share(tmp_path: Path) -> None:
     assert len(freeze(one("y", fails_above), tmp_path / "s", max_bad="80%")[0].store) == 4
 
 
+def fails_below_50(x: float) -> float:
+    if x < 50:
+        raise ValueError(f"{x} is below")
+    return x
+
+
+def some_fail_below_50(x: Tensor) -> Tensor:
+    if (x < 50).any():
+        raise ValueError("some are below")
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("fn", "options"),
+    [
+        (fails_below_50, {}),
+        (some_fail_below_50, {"on": "device", "batch_size": 4}),
+        (some_fail_below_50, {"on": "device", "batch_size": 1}),
+    ],
+)
+def test_the_first_quarter_fails_within_the_budget(tmp_path: Path, fn: Any, options: Any) -> None:
+    data = fl.Pipeline(numbers(200), fl.Stage("y", fn, reads="x", **options))
+    outcome, _ = freeze(data, tmp_path / "s", max_bad="50%")
+    assert list(outcome.store.keys) == [f"k{i}" for i in range(50, 200)]
+    assert {*reasons(tmp_path / "s")} == {f"k{i}" for i in range(50)}
+
+
+@pytest.mark.parametrize("options", [{}, {"on": "device", "batch_size": 4}])
+def test_none_of_the_first_samples_works(tmp_path: Path, options: Any) -> None:
+    data = fl.Pipeline(numbers(20), fl.Stage("y", fails, reads="x", **options))
+    with pytest.raises(FreezeStopped) as stopped:
+        freeze(data, tmp_path / "s", max_bad="90%")
+    lines = str(stopped.value).splitlines()
+    assert lines[0] == "None of the first 20 samples could be computed; nothing was written:"
+    assert lines[1] == "  - Stage 'y' failed for 'k0': KeyError: 'gone'"
+    assert len(lines) == 11
+    assert not (tmp_path / "s").exists()
+
+
+# --- values that a store cannot hold ------------------------------------------------------------------
+
+
+def sparse_17(x: float) -> Tensor:
+    return torch.eye(3).to_sparse() if x == 17 else torch.eye(3)
+
+
+def compressed_17(x: float) -> Tensor:
+    return torch.eye(3).to_sparse_csr() if x == 17 else torch.eye(3)
+
+
+def quantized_17(x: float) -> Tensor:
+    return torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8) if x == 17 else torch.eye(3)
+
+
+def meta_17(x: float) -> Tensor:
+    return torch.eye(3, device="meta") if x == 17 else torch.eye(3)
+
+
+@pytest.mark.parametrize(
+    ("fn", "text"),
+    [
+        (sparse_17, "'y' is a sparse tensor (sparse_coo), and a store holds dense ones. Return y.to_dense()"),
+        (compressed_17, "'y' is a sparse tensor (sparse_csr)"),
+        (quantized_17, "'y' is a quantized tensor (qint8). Return y.dequantize()"),
+        (meta_17, "'y' has a shape but no values (device 'meta')"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization.*:DeprecationWarning")
+def test_a_tensor_that_no_field_can_hold(tmp_path: Path, fn: Any, text: str) -> None:
+    freeze(one("y", fn), tmp_path / "s", max_bad=1, workers="threads")
+    assert {*reasons(tmp_path / "s")} == {"k17"}
+    assert text in reasons(tmp_path / "s")["k17"]
+    assert len(fl.Store.open(tmp_path / "s")) == 19
+
+
+def of_no_values(x: Tensor) -> Tensor:
+    return torch.zeros(len(x), 2, device="meta")
+
+
+def test_a_chunk_without_values(tmp_path: Path) -> None:
+    with pytest.raises(FreezeStopped, match=r"None of the first 16 (.|\n)*no values \(device 'meta'\)"):
+        freeze(one("y", of_no_values, on="device", batch_size=4), tmp_path / "s")
+    assert not commit_numbers(tmp_path / "s")
+
+
+def complex_number(x: float) -> Tensor:
+    return torch.tensor([complex(x, 1)])
+
+
+def test_a_type_that_no_field_has(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"These fields cannot be stored:\n  - y: .*complex64.*dtype must be"
+    ):
+        freeze(one("y", complex_number), tmp_path / "s")
+
+
+def nan_for_17(x: float) -> Tensor:
+    return torch.full((8,), float("nan") if x == 17 else x)
+
+
+def large_for_17(x: float) -> Tensor:
+    return torch.full((8,), 1e6 if x == 17 else x)
+
+
+CODECS = [
+    (nan_for_17, "int8/token", "row 'k17' holds NaN or infinity, which int8 cannot. Use 'raw'"),
+    (large_for_17, "float16", "row 'k17' holds values beyond that type's range"),
+]
+
+
+@pytest.mark.parametrize(("fn", "codec", "text"), CODECS)
+def test_one_value_that_a_codec_cannot_hold(tmp_path: Path, fn: Any, codec: str, text: str) -> None:
+    outcome, _ = freeze(one("y", fn), tmp_path / "s", codec={"y": codec}, max_bad=1)
+    assert (outcome.stats.samples, outcome.stats.failed) == (19, 1)
+    assert {*reasons(tmp_path / "s")} == {"k17"}
+    assert text in reasons(tmp_path / "s")["k17"]
+    assert outcome.store.check(deep=True).ok
+    assert freeze(one("y", fn), tmp_path / "s", codec={"y": codec})[0].plan.idle
+
+
+@pytest.mark.parametrize(("fn", "codec", "text"), CODECS)
+def test_one_value_of_an_added_field_that_a_codec_cannot_hold(
+    tmp_path: Path, fn: Any, codec: str, text: str
+) -> None:
+    first, second = fl.Stage("a", double, reads="x"), fl.Stage("y", fn, reads="x")
+    freeze(fl.Pipeline(numbers(), first), tmp_path / "s")
+    both = fl.Pipeline(numbers(), first, second, outputs=["a", "y"])
+    outcome, _ = freeze(both, tmp_path / "s", codec={"y": codec}, max_bad=1)
+    assert (len(outcome.store), len(outcome.store.with_fields(["y"]))) == (20, 19)
+    (entry,) = outcome.store.quarantine
+    assert (entry["key"], entry["field"]) == ("k17", "y")
+    assert text in entry["reason"]
+    assert freeze(both, tmp_path / "s", codec={"y": codec})[0].plan.idle
+
+
 # --- memory -------------------------------------------------------------------------------------------
 
 
@@ -526,3 +663,21 @@ def test_options_that_cannot_be_are_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         freeze(one("y", double), tmp_path / "s", limit=0, max_hours=-1.0, workers="many", n_workers=0)
     assert len(refused.value.problems) == 4
+
+
+def test_what_is_no_pipeline(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"fl.freeze\(…\) was given int 3; expected a Pipeline or a Workload"
+    ):
+        fl.freeze(3, tmp_path / "s")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="given NoneType None"):
+        fl.freeze(None, tmp_path / "s")  # type: ignore[arg-type]
+
+
+def test_numbers_of_two_types_are_to_be_converted_and_not_resized() -> None:
+    rows = fl.Source.table([{"key": f"k{i}", "x": i if i == 2 else float(i)} for i in range(4)])
+    data = fl.Pipeline(rows, fl.Stage("y", net_on_uneven, reads="x", on="device", batch_size=4))
+    execution = Execution(data, ["y"])
+    why = execution.finish(execution.begin(range(4))).failed["k2"].reason
+    assert "'x' is float32 [] for the others of the call, but 'k2' is int64 []" in why
+    assert why.endswith("A call of several samples needs one type: convert in an earlier stage")

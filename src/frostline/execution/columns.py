@@ -24,8 +24,10 @@ class Uneven(StageFailed):
 
         >>> Uneven.remedy("float32 []", "int64 []")
         'needs one type: convert in an earlier stage'
+        >>> Uneven.remedy("float32 [3]", "float32 [4]")
+        'needs one shape: resize or pad in an earlier stage, or give batch_size=1'
         """
-        shapes = {kind.partition(" ")[2] for kind in (usual, other)}
+        shapes = {kind.partition(" ")[2] or "[]" for kind in (usual, other)}  # "float" has no shape
         if len(shapes) == 1:
             return "needs one type: convert in an earlier stage"
         return "needs one shape: resize or pad in an earlier stage, or give batch_size=1"

@@ -14,7 +14,7 @@ from frostline.errors import FreezeStopped
 from frostline.execution import Execution
 from frostline.execution.columns import Column
 from frostline.freezer import choice, schema
-from frostline.freezer.child import Child
+from frostline.freezer.child import Child, close_all
 from frostline.freezer.forecast import Forecast, Probe, forecast, none_worked, probe
 from frostline.freezer.inputs import Inputs
 from frostline.freezer.options import Options
@@ -94,8 +94,7 @@ class Attempt:
             if guess is not None and not self.options.dry_run:
                 self._carry_out()
         finally:
-            for child in self.hatched:
-                child.close()
+            close_all(self.hatched)
         self.reporter.end()
         stopped = None if guess is None or self.options.dry_run else self.stop.why
         now = time.monotonic()

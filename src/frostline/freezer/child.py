@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import ForkingPickler, send_handle
 from typing import Any, TypeVar
@@ -23,6 +23,15 @@ class WorkerDied(FrostlineError):
     def __init__(self, message: str, *, answered: bool) -> None:
         self.answered = answered
         super().__init__(message)
+
+
+def close_all(children: Iterable[Child]) -> None:
+    """All of them go at the same time: an interpreter that has torch takes half a second to end."""
+    children = list(children)
+    for child in children:
+        child.hang_up()
+    for child in children:
+        child.close()
 
 
 class Child:
@@ -79,11 +88,15 @@ class Child:
                 what = f"A worker process could not start ({how}); what it said stands above. Use threads."
             raise WorkerDied(what, answered=self._answered or status < 0) from e
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
+        """Let it go: it reads the end of its pipe."""
         if self.alive:
             self.alive = False
-            self._pipe.close()  # the worker reads the end of the pipe and goes
-            self._ended()
+            self._pipe.close()
+
+    def close(self) -> None:
+        self.hang_up()
+        self._ended()
 
     def _ended(self) -> int:
         """Its exit status; one that does not go by itself is killed."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from frostline.errors import FrostlineError, UsageError
 from frostline.execution import Early
 from frostline.execution.slab import Layout
-from frostline.freezer.child import Child
+from frostline.freezer.child import Child, close_all
 from frostline.freezer.progress import Reporter
 from frostline.freezer.workers import Given, Processes, Threads, Workers, cores, packed, rate_of
 
@@ -99,8 +99,7 @@ def _faster(
     group = group_size(sample_s, block, early=True)
     in_threads = rate_of(threads, places, group=group, block=block, seconds=1.0)
     if len(places) / in_threads < _WORTH_S:
-        for child in hatched:
-            child.close()
+        close_all(hatched)
         return threads
     processes = Processes(early, threads.n, layout=layout, pin=pin, hatched=hatched)
     try:

@@ -21,7 +21,7 @@ from frostline.execution import Block, Early, together
 from frostline.execution.columns import Column
 from frostline.execution.slab import Layout, Lease, Slab
 from frostline.execution.wire import InSlab
-from frostline.freezer.child import Child, WorkerDied
+from frostline.freezer.child import Child, WorkerDied, close_all
 
 Kind = Literal["threads", "processes"]
 Given = Callable[[Sequence[str]], Mapping[str, Column]]
@@ -169,8 +169,7 @@ class Processes:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for child in self._children:
-            child.close()
+        close_all(self._children)
         if self._slab is not None:
             self._slab.close()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +25,16 @@ from frostline.stage import Lazy, Stage
 from frostline.workload import Workload
 
 
+@dataclass(frozen=True)
+class _How:
+    """What was asked for."""
+
+    samples: int
+    tries: int
+    device: torch.device
+    progress: Callable[[str], None]
+
+
 def audit(
     what: Any,
     *example: Any,
@@ -35,6 +46,7 @@ def audit(
     loss: Any = None,
     optimizer: Any = None,
     injected: Any = (),
+    progress: Callable[[str], None] | None = None,
 ) -> AuditReport:
     """Look whether what is to be computed once may be: by running it, never by believing it.
 
@@ -57,18 +69,21 @@ def audit(
                 step is looked at instead: loss(model, batch) and optimizer(model), as in a Workload.
     injected:   for the training step: modules (or their names, or their class) that were put into the
                 model, and must be called and matter.
+    progress:   called with what is looked at next, in words; networks can take a minute.
 
     Everything is left as it was: weights, buffers, gradients, modes, generators.
     """
     place = torch.device("cpu" if device is None else device)
+    how = _How(samples, tries, place, progress or (lambda text: None))
     _check(what, example, samples, tries, loss, optimizer)
     with generators_kept():
         if isinstance(what, Pipeline):
-            return AuditReport(_stages(what, samples, tries, place)[0])
+            return AuditReport(_stages(what, how)[0])
         if isinstance(what, Workload):
-            return _workload(what, samples, tries, place, evaluation, training, injected)
+            return _workload(what, how, evaluation, training, injected)
         fn = what.get() if isinstance(what, Lazy) else what
         if loss is not None:
+            how.progress("looking at a training step")
             seen = look_at_training(fn, example[0], loss=loss, optimizer=optimizer, injected=injected)
             return AuditReport(training=seen)
         return AuditReport((_alone(fn, example, None if device is None else place),))
@@ -113,58 +128,48 @@ def _alone(fn: Any, example: Sequence[Any], device: torch.device | None) -> Stag
     return StageAudit(seen.name, seen.reasons, (*seen.notes, *alone))
 
 
-def _stages(
-    pipeline: Pipeline, samples: int, tries: int, device: torch.device, prefix: str = ""
-) -> tuple[tuple[StageAudit, ...], Block | None]:
+def _stages(pipeline: Pipeline, how: _How, prefix: str = "") -> tuple[tuple[StageAudit, ...], Block | None]:
     frozen = pipeline.frozen
     if not frozen and not pipeline.outputs:
         return (), None
     # Not compiled: what is looked for is the same, and operators inside compiled code cannot be seen.
     plain = pipeline.with_stages({s.name: s.with_options(compile=False) for s in frozen if s.compile})
+    how.progress(f"computing {how.samples} samples")
     fns = [s.fn.get() if isinstance(s.fn, Lazy) else s.fn for s in plain.frozen]
     before = [Snapshot(reach(fn)) for fn in fns]
     try:
-        block = frozen_values(plain, samples, device, tries)
+        block = frozen_values(plain, how.samples, how.device, how.tries)
         for snapshot in before:  # getting the values ran the stages
             snapshot.restore()
-        audits = [_stage(stage, prefix, block, device) for stage in plain.frozen]
+        audits = [_stage(stage, prefix, block, how) for stage in plain.frozen]
     finally:
         for snapshot in before:
             snapshot.restore()
     return tuple(audits), block
 
 
-def _stage(stage: Stage, prefix: str, block: Block, device: torch.device) -> StageAudit:
+def _stage(stage: Stage, prefix: str, block: Block, how: _How) -> StageAudit:
+    how.progress(f"looking at stage {prefix + stage.name!r}")
     columns = [block.columns[name] for name in stage.reads]
-    seen = look_at(of_stage(prefix + stage.name, Ready(stage, device), block.keys, columns))
+    seen = look_at(of_stage(prefix + stage.name, Ready(stage, how.device), block.keys, columns))
     return StageAudit(seen.name, seen.reasons, (*seen.notes, *left_out(block.failed, stage.name)))
 
 
-def _workload(
-    work: Workload,
-    samples: int,
-    tries: int,
-    device: torch.device,
-    evaluation: bool,
-    training: bool,
-    injected: Any,
-) -> AuditReport:
+def _workload(work: Workload, how: _How, evaluation: bool, training: bool, injected: Any) -> AuditReport:
     audits: list[StageAudit] = []
     batches: dict[str, Batch] = {}
     wanted = training and work.model is not None
     for name, pipeline in work.pipelines.items():
         prefix = f"{name}/" if len(work.pipelines) > 1 else ""
-        some, block = _stages(pipeline, samples, tries, device, prefix)
+        some, block = _stages(pipeline, how, prefix)
         audits += some
         if wanted and block is not None:
-            batches[name] = training_batch(pipeline, block, device)
+            batches[name] = training_batch(pipeline, block, how.device)
     refused = tuple(_refused(work)) if evaluation else ()
-    return AuditReport(tuple(audits), _training(work, batches, device, injected) if wanted else None, refused)
+    return AuditReport(tuple(audits), _training(work, batches, how, injected) if wanted else None, refused)
 
 
-def _training(
-    work: Workload, batches: dict[str, Batch], device: torch.device, injected: Any
-) -> TrainingAudit:
+def _training(work: Workload, batches: dict[str, Batch], how: _How, injected: Any) -> TrainingAudit:
     model = work.model.get() if isinstance(work.model, Lazy) else work.model
     before = Snapshot(reach(model))
     one = next(iter(batches.values()))
@@ -172,7 +177,8 @@ def _training(
     try:
         if work.loss is None:
             raise UsageError("fl.audit: this workload has a model and no loss.")
-        model.to(device)
+        how.progress("looking at a training step")
+        model.to(how.device)
         return look_at_training(model, batch, loss=work.loss, optimizer=work.optimizer, injected=injected)
     finally:
         before.restore()

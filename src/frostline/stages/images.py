@@ -130,7 +130,8 @@ class Image:
         fill = (*(self.background or (0, 0, 0)), 255)[: len(converted.getbands())]
         fitted = geometry.fitted(converted, self.size, self.fit, resample=self.resample, fill=fill)
         pixels = np.array(fitted, np.uint8)  # a copy: Pillow keeps its own memory
-        return torch.from_numpy(np.ascontiguousarray(np.atleast_3d(pixels).transpose(2, 0, 1)))
+        # torch's copy, unlike numpy's, lets other threads run meanwhile
+        return torch.from_numpy(np.atleast_3d(pixels)).permute(2, 0, 1).contiguous()
 
     def _draft(self, picture: Picture) -> None:
         if self.size is None:

@@ -104,3 +104,31 @@ def test_the_commonest_shape_among_them_is_the_usual_one() -> None:
     found = probe(execution(20, lambda x: torch.zeros(3 if x == 1 else 2)), range(20), None)
     assert found.kinds == {"h": "float32 [2]"}
     assert list(found.block.failed) == ["k1"]
+
+
+def test_it_looks_on_when_a_stage_of_chunks_takes_none_of_the_first() -> None:
+    def net(h: torch.Tensor) -> torch.Tensor:
+        if (h < 10).any():
+            raise ValueError("too small for the net")
+        return h.sum(1)
+
+    stage = fl.Stage("y", net, reads="h", on="device", batch_size=1)
+    data = fl.Pipeline(source(40), fl.Stage("h", lambda x: torch.full((2,), x), reads="x"), stage)
+    run = Execution(data, ["y"])
+    found = probe(run, range(40), None, 20)
+    assert found.block.keys == ["k10"]
+    assert list(found.block.failed) == [f"k{i}" for i in range(10)]
+    short = probe(run, range(40), None, 8)
+    assert not short.block.keys
+    assert short.none_worked().startswith("None of the first 8 samples could be computed")
+    assert len(probe(run, range(40), None).block.failed) == 4  # four blocks, if nothing is said
+
+
+def test_values_that_no_field_can_hold_are_passed_over() -> None:
+    def sparse(x: float) -> torch.Tensor:
+        return torch.eye(2).to_sparse() if x == 1 else torch.eye(2)
+
+    run = Execution(fl.Pipeline(source(4), fl.Stage("y", sparse, reads="x")), ["y"])
+    found = probe(run, range(4), None)
+    assert found.block.keys == ["k0", "k2", "k3"]
+    assert "sparse tensor" in found.block.failed["k1"].reason

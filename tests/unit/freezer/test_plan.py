@@ -112,6 +112,28 @@ def test_fields_beyond_the_cut_are_kept_and_new_ones_added(root: Path) -> None:
     assert found.said() == ["x: to be added to 6 rows"]
 
 
+def test_a_field_that_failed_for_a_row_is_planned_again_only_when_asked(root: Path) -> None:
+    def picky(x: int) -> int:
+        return 1 // (x - 3)
+
+    def more(times: int = 1) -> fl.Pipeline:
+        first = pipeline()
+        extra = fl.Stage("w", lambda x: picky(x) * times, reads="x")
+        return fl.Pipeline(first.source, *first.steps, extra, outputs=["z", "label", "w"])
+
+    fl.freeze(more(), root, quiet=True)
+    assert [q["field"] for q in fl.Store.open(root).quarantine] == ["w"]
+    assert plan(root, more()).idle
+    found = plan(root, more(), retry_bad=True)
+    assert (found.changed, found.retried, found.new) == ({"k3": ["w"]}, ["k3"], [3])
+    assert found.said() == [
+        "a field of 1 row ('k3') failed before: computed again",
+        "1 sample to be added",
+    ]
+    anew = plan(root, more(times=2), retry_bad=True)  # made anew for all rows: this one stays
+    assert (list(anew.retired), anew.changed) == (["w"], {})
+
+
 def test_a_field_that_no_stage_writes_any_more_goes(root: Path) -> None:
     data = fl.Pipeline(fl.Source.table(ROWS), outputs=["label", "x"])
     found = plan(root, data)

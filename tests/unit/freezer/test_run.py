@@ -105,6 +105,23 @@ def test_a_sample_that_a_data_set_cannot_give_is_quarantined_whatever_it_raises(
     ]
 
 
+def test_read_only_arrays_give_no_warning(tmp_path: Path) -> None:
+    def read_only(x: Any) -> np.ndarray:
+        array = np.asarray(x, np.float32) * 2
+        array.flags.writeable = False
+        return array
+
+    data = fl.Source.dataset([{"x": read_only([i, 1])} for i in range(9)])
+    net = fl.Stage("y", lambda z: z.sum(1), reads="z", on="device", batch_size=4)
+    stages = (fl.Stage("z", read_only, reads="x"), net)
+    torch.set_warn_always(True)  # not once a process, whichever test comes first
+    try:
+        store = frozen(fl.Pipeline(data, *stages, outputs=["x", "y", "z"]), tmp_path / "s")
+    finally:
+        torch.set_warn_always(False)
+    assert store.column("y").tolist() == [4.0 * (i + 1) for i in range(9)]
+
+
 # --- fields -------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,8 @@ import torch
 
 import frostline as fl
 from frostline.errors import UsageError
-from frostline.freezer.schema import field_of, fields_of, misfit, with_marks
+from frostline.execution import Block
+from frostline.freezer.schema import field_of, fields_of, misfit, unstorable, unstorable_in, with_marks
 
 KEYS = ["a", "b"]
 RAGGED = [torch.zeros(2, 3), torch.zeros(0, 3)]
@@ -138,3 +139,35 @@ def test_codecs_and_marks() -> None:
     assert found["n"].provenance == {"field": "n"}
     with pytest.raises(UsageError, match="--codec: "):
         with_marks(fields, {"n": "int8/token"}, marks)
+
+
+def test_tensors_whose_values_do_not_lie_one_after_the_other_are_told() -> None:
+    odd = {
+        "sparse": torch.eye(2).to_sparse(),
+        "meta": torch.eye(2, device="meta"),
+        "nested": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged),
+    }
+    for kind, value in odd.items():
+        told = unstorable("x", value)
+        assert told is not None
+        assert kind in told
+        assert misfit("x", fl.Field((2, 2), "float32"), "a", value) == told
+    for value in (torch.eye(2), torch.eye(2).t(), torch.zeros(0), "text", 3, np.zeros(2)):
+        assert unstorable("x", value) is None
+
+
+def test_which_samples_of_a_block_have_such_a_value() -> None:
+    sparse = torch.eye(2).to_sparse()
+    block = Block(["a", "b"], {"x": [torch.eye(2), sparse], "y": torch.zeros(2, 3), "z": ["t", "u"]})
+    assert list(unstorable_in(block)) == ["b"]
+    assert unstorable_in(block)["b"].stage == "x"
+    whole = Block(["a", "b"], {"x": torch.zeros(2, 3, device="meta")})
+    assert list(unstorable_in(whole)) == ["a", "b"]
+
+
+def test_a_type_that_no_field_has_is_told_with_the_other_problems() -> None:
+    data = fl.Pipeline(fl.Source.table([{"key": "a", "x": 1, "y": 2}]), outputs=["x", "y"])
+    columns = {"x": torch.zeros(1, 2, dtype=torch.complex64), "y": [object()]}
+    with pytest.raises(UsageError, match="complex64") as caught:
+        fields_of(data, ["x", "y"], ["a"], columns)
+    assert len(caught.value.problems) == 2

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import frostline as fl
 from frostline.errors import NotFrozen, StageFailed, UsageError
+from frostline.execution import Ready
 from frostline.inspector import audit
 
 
@@ -271,3 +272,74 @@ def test_everything_wrong_is_said_at_once() -> None:
         audit(torch.add, torch.ones(2), torch.ones(3))
     with pytest.raises(UsageError, match="brings its own"):
         audit(pipeline(), torch.ones(2))
+
+
+@pytest.mark.parametrize("chunk", [8, 32])
+def test_a_good_stage_of_chunks_is_called_six_times(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    real = Ready._chunk
+    monkeypatch.setattr(Ready, "_chunk", lambda *a: [sizes.append(a[3]), real(*a)][1])
+    network = nn.Linear(4, 3).requires_grad_(False).eval()
+    stage = fl.Stage("y", network, reads="x", on="device", batch_size=chunk)
+    assert fl.audit(fl.Pipeline(vectors(), stage)).ok
+    assert sizes == [chunk] * 6
+
+
+def vectors() -> fl.Source:
+    return fl.Source.table([{"key": str(i), "x": torch.arange(4.0) + i} for i in range(20)])
+
+
+def test_several_chunks_of_few_rows_are_compared_too() -> None:
+    for fn, told in (
+        (lambda x: x - x.mean(0), "a row depends on the rows beside it"),
+        (lambda x: x + torch.arange(len(x))[:, None], "a row depends on its place"),
+    ):
+        for chunk in (2, 3, 4):
+            stage = fl.Stage("y", fn, reads="x", batch_size=chunk)
+            (reason,) = fl.audit(fl.Pipeline(vectors(), stage)).stages[0].reasons
+            assert told in reason
+
+
+@pytest.mark.parametrize("chunk", [8, 32])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x - x.mean(0),
+        lambda x: x - x.amin(),
+        lambda x: x / x.amax(),
+        lambda x: x + (x == 0).all(1).sum(),
+        lambda x: torch.cat([x[:-2], x[-2:] + x[0]]),  # rows that stay together with the one they depend on
+        lambda x: x + x.unique(dim=0).shape[0],
+    ],
+)
+def test_what_depends_on_other_rows_is_refused_in_chunks_of_any_size(fn, chunk: int) -> None:
+    stage = fl.Stage("y", fn, reads="x", on="device", batch_size=chunk)
+    assert not fl.audit(fl.Pipeline(vectors(), stage)).ok
+
+
+def test_it_says_what_it_looks_at() -> None:
+    said: list[str] = []
+    rows = fl.Source.table([{"key": str(i), "x": float(i)} for i in range(3)])
+    stages = [fl.Stage("a", lambda x: x, reads="x"), fl.Stage("b", lambda a: a, reads="a")]
+    assert fl.audit(fl.Pipeline(rows, *stages), progress=said.append).ok
+    assert said == ["computing 8 samples", "looking at stage 'a'", "looking at stage 'b'"]
+
+
+def test_read_only_arrays_and_results_give_no_warning(warnings_always: None) -> None:
+    def read_only(x: object) -> np.ndarray:
+        array = np.asarray(x, np.float32) * 2
+        array.flags.writeable = False
+        return array
+
+    given = [{"x": read_only([i, i + 1])} for i in range(9)]
+    stage = fl.Stage("y", lambda x: x.sum(1), reads="x", on="device", batch_size=4)
+    assert fl.audit(fl.Pipeline(fl.Source.dataset(given), stage)).ok
+    assert audit(lambda x: read_only(x.numpy()), torch.ones(7, 2)).ok
+    assert not audit(lambda x: read_only(x.numpy() - x.numpy().mean()), torch.arange(14.0).view(7, 2)).ok
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+def test_sparse_results_of_single_samples_are_compared(layout: str) -> None:
+    rows = fl.Source.table([{"key": str(i), "x": float(i)} for i in range(3)])
+    stage = fl.Stage("y", lambda x: getattr(torch.eye(3) * x, layout)(), reads="x")
+    assert fl.audit(fl.Pipeline(rows, stage)).ok

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 import frostline as fl
 from frostline import keyed
 from frostline.errors import StageFailed
-from frostline.inspector.samples import collated, frozen_values, training_batch
+from frostline.inspector.samples import NoneWorked, collated, frozen_values, training_batch
 
 CPU = torch.device("cpu")
 
@@ -73,3 +75,54 @@ def test_values_are_collated_as_a_feed_does() -> None:
     assert isinstance(ragged, fl.Ragged)
     assert ragged.lengths.tolist() == [1, 2]
     assert len(collated([torch.ones(1, 3), torch.ones(2, 4)], CPU)) == 2
+
+
+def late(first: int):
+    def picky(x):
+        if x[0] < first:
+            raise ValueError(f"{int(x[0])} is too small")
+        return x
+
+    return picky
+
+
+def test_it_looks_on_for_samples_that_work() -> None:
+    data = fl.Pipeline(source(90), fl.Stage("y", late(70), reads="x"))
+    block = frozen_values(data, 4, CPU)
+    assert block.keys == ["k70", "k71", "k72", "k73"]
+    assert len(block.columns["y"]) == 4
+    assert list(block.failed) == [f"k{i}" for i in range(70)]
+
+
+def test_it_looks_no_further_than_it_may() -> None:
+    data = fl.Pipeline(source(90), fl.Stage("y", late(70), reads="x"))
+    with pytest.raises(NoneWorked, match="Stage 'y' failed for 'k0': ValueError: 0 is too small") as caught:
+        frozen_values(data, 4, CPU, tries=50)
+    assert len(caught.value.failed) == 50
+    again = copy.copy(caught.value)
+    assert (str(again), again.failed) == (str(caught.value), caught.value.failed)
+    with pytest.raises(NoneWorked) as caught:
+        frozen_values(data, 4, CPU, tries=1)
+    assert len(caught.value.failed) == 16  # four times as many as asked for are always tried
+
+
+def test_a_few_that_work_are_enough() -> None:
+    tried: list[int] = []
+
+    def rarely(x):
+        tried.append(int(x[0]))
+        if x[0] != 2:
+            raise ValueError("no")
+        return x
+
+    assert frozen_values(fl.Pipeline(source(90), fl.Stage("y", rarely, reads="x")), 4, CPU).keys == ["k2"]
+    assert max(tried) == 15
+
+
+def test_read_only_arrays_are_copied_without_a_warning(warnings_always: None) -> None:
+    array = np.arange(3.0)
+    array.flags.writeable = False
+    assert collated([array, array], CPU).shape == (2, 3)
+    stage = fl.Stage("y", lambda x, rng: x * 2, reads="x", random=True, batch_size=2)
+    data = fl.Pipeline(fl.Source.dataset([{"x": array}] * 3), stage)
+    assert training_batch(data, frozen_values(data, 2, CPU), CPU)["y"].tolist() == [[0, 2, 4]] * 2
