@@ -15,7 +15,7 @@ import torch
 from frostline.errors import StageFailed
 from frostline.execution.call import Ready
 from frostline.execution.columns import Column, Uneven, taken
-from frostline.execution.early import Block, Early, Loaded, together
+from frostline.execution.early import Block, Early, Loaded, one_thread, together
 from frostline.pipeline import Pipeline
 
 _LARGEST_BLOCK = 1024
@@ -66,13 +66,14 @@ class Execution:
         return common if common <= _LARGEST_BLOCK else max(chunks)
 
     def begin(self, places: Sequence[int], given: Mapping[str, Column] | None = None) -> Block:
-        """Raw fields, and what is computed from single samples. Any thread may call this.
+        """Raw fields, and what is computed from single samples, here and now.
 
         given: columns of the fields that are given.
         """
         keys = [self.pipeline.source.keys[i] for i in places]
-        raws = [self.early.raw(key, i) for key, i in zip(keys, places, strict=True)]
-        return self.early.block(keys, raws, given)
+        with one_thread():
+            raws = [self.early.raw(key, i) for key, i in zip(keys, places, strict=True)]
+            return self.early.block(keys, raws, given)
 
     def finish(self, block: Block) -> Block:
         """The other stages. A sample that one of them cannot take is left out, with the reason."""

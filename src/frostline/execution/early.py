@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,20 @@ def together(blocks: Sequence[Block]) -> Block:
     columns = {name: joined([block.columns[name] for block in full]) for name in names}
     failed = {key: error for block in blocks for key, error in block.failed.items()}
     return Block([key for block in full for key in block.keys], columns, failed)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes single samples with one thread: there is a worker a core, and bits must not differ."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Loaded:

@@ -48,7 +48,7 @@ class Outcome:
     stats: Stats
     seconds: float
     streamed: float
-    """Seconds in which samples were computed and written: without looking, auditing and the first samples."""
+    """Seconds in which samples were computed and written: without what comes before."""
     stopped: str | None
     """Why it ended before all was done; None when all is done."""
     device: str
@@ -81,6 +81,7 @@ class Attempt:
         self.budget = Budget(options.max_bad, len(self.wanted.places), root)
         self.stats = Stats()
         self.hatched: list[Child] = []
+        self.choosing = 0.0
 
     def run(self) -> Outcome:
         began = time.monotonic()
@@ -99,7 +100,14 @@ class Attempt:
         stopped = None if guess is None or self.options.dry_run else self.stop.why
         now = time.monotonic()
         return Outcome(
-            self.root, self.plan, guess, self.stats, now - began, now - ready, stopped, str(self.device)
+            self.root,
+            self.plan,
+            guess,
+            self.stats,
+            now - began,
+            now - ready - self.choosing,
+            stopped,
+            str(self.device),
         )
 
     # before anything is written
@@ -275,12 +283,14 @@ class Attempt:
         plan = self.plan
         sample_s = self.probed.sample_s if self.probed else 0.0
         size = self.probed.sample_bytes if self.probed else 1
+        began = time.monotonic()
         workers = choice.start(
             execution.early, plan.new, asked=self.options.workers, n=self.options.n_workers,
             sample_s=sample_s, block=execution.block_size, given=given, reporter=self.reporter,
             sample=self.probed.sample if self.probed else None, pin=self.device.type == "cuda",
             hatched=[child for child in self.hatched if child.alive],
         )  # fmt: skip
+        self.choosing += time.monotonic() - began
         early = bool(execution.early.stages)
         group = choice.group_size(sample_s, execution.block_size, early=early, kind=workers.kind)
         kinds = self.probed.kinds if self.probed else {}

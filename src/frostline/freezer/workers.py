@@ -16,6 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 from typing import Literal, Protocol
 
+import torch
+
 from frostline.errors import StageFailed, UsageError
 from frostline.execution import Block, Early, together
 from frostline.execution.columns import Column
@@ -79,6 +81,23 @@ class Threads:
         self.n = n
         self._early, self._given = early, given
         self._pool = ThreadPoolExecutor(n, "frostline-stage")
+        self._start()
+
+    def _start(self) -> None:
+        """Start all threads, each with one of torch's. Otherwise n threads compute with n threads each.
+
+        torch.set_num_threads also changes what threads that start later get, so the usual number is put
+        back when all are there.
+        """
+        usual, barrier = torch.get_num_threads(), threading.Barrier(self.n)
+
+        def one() -> None:
+            torch.set_num_threads(1)
+            barrier.wait()
+
+        for future in [self._pool.submit(one) for _ in range(self.n)]:
+            future.result()
+        torch.set_num_threads(usual)
 
     def begin(self, places: Sequence[int], *, group: int, wait: bool = True) -> Pending | None:
         tasks = (places[s : s + group] for s in range(0, len(places), group))

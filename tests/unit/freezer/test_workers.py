@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -85,13 +86,29 @@ def test_there_is_a_core() -> None:
     assert cores() >= 1
 
 
-def test_closing_waits_and_drops_what_did_not_begin() -> None:
+def test_closed_threads_begin_nothing() -> None:
     threads = Threads(early_of(abs), 1)
     done = threads.begin([1], group=1)
-    threads.close()
+    assert done is not None
     assert done.result().columns == {"y": [1]}
+    threads.close()
     with pytest.raises(RuntimeError):
         threads.begin([1], group=1)
+
+
+def test_worker_threads_compute_with_one_thread_each_and_nobody_else_does() -> None:
+    before = torch.get_num_threads()
+    threads = Threads(early_of(lambda x: torch.get_num_threads()), 3)
+    found = threads.begin([0, 1, 2, 3, 4, 5], group=1)
+    assert found is not None
+    assert found.result().columns == {"y": [1] * 6}
+    threads.close()
+    assert torch.get_num_threads() == before
+    later: list[int] = []
+    other = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    other.start()
+    other.join()
+    assert later == [before]
 
 
 FIXED = """
