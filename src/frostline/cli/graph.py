@@ -81,7 +81,7 @@ def graph(
 def _audit(found: Resolved) -> Any:
     from frostline.inspector import audit
 
-    return audit(found.workload)
+    return audit(found.workload, progress=lambda text: typer.echo(show.plain(text), err=True))
 
 
 def _draw(found: Resolved, wanted: Path) -> dict[str, Path]:

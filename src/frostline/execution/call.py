@@ -6,12 +6,11 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from frostline.errors import ChunkTooLarge, CompileFailed, FrostlineError, StageFailed
-from frostline.execution.columns import Column, as_value, joined, padded, stack
+from frostline.execution.columns import Column, as_value, joined, padded, stack, unstorable
 from frostline.stage import Lazy, Stage
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -47,7 +46,7 @@ class Ready:
         except Exception as e:
             raise StageFailed(self.stage.name, [key], described(e)) from e
         parts = self._parts(result, [key])
-        return {name: as_value(value) for name, value in parts.items()}
+        return {name: self._dense(name, [key], as_value(value)) for name, value in parts.items()}
 
     def many(self, keys: Sequence[str], columns: Sequence[Column]) -> dict[str, Column]:
         """Call a stage that takes chunks: as many calls as needed, each of the same size."""
@@ -94,8 +93,14 @@ class Ready:
             return column.to(self.dtype)
         return column
 
+    def _dense(self, name: str, keys: Sequence[str], value: Any) -> Any:
+        why = unstorable(name, value)
+        if why is not None:
+            raise StageFailed(self.stage.name, keys, why)
+        return value
+
     def _column(self, name: str, keys: Sequence[str], value: Any, size: int) -> Column:
-        value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        value = self._dense(name, keys, as_value(value))
         if isinstance(value, tuple):
             value = list(value)
         if not isinstance(value, Tensor | list) or (isinstance(value, Tensor) and not value.ndim):

@@ -116,6 +116,30 @@ def kind_of(value: Any) -> str:
     return type(value).__name__
 
 
+def unstorable(name: str, value: Any) -> str | None:
+    """Why no field can hold a tensor: its numbers do not lie in memory one after the other.
+
+    >>> unstorable("x", torch.eye(2)) is None
+    True
+    >>> print(unstorable("x", torch.eye(2).to_sparse()))
+    'x' is a sparse tensor (sparse_coo), and a store holds dense ones. Return x.to_dense() from its stage
+    """
+    if not isinstance(value, Tensor):
+        return None
+    if value.is_nested:
+        return f"{name!r} is a nested tensor. Return one tensor for each sample, and the field is ragged"
+    if value.is_meta:
+        return f"{name!r} has a shape but no values (device 'meta'). Compute it with a network that is loaded"
+    if value.layout is not torch.strided:
+        kind = str(value.layout).removeprefix("torch.")
+        dense = f"Return {name}.to_dense() from its stage"
+        return f"{name!r} is a sparse tensor ({kind}), and a store holds dense ones. {dense}"
+    if value.is_quantized:
+        kind = str(value.dtype).removeprefix("torch.")
+        return f"{name!r} is a quantized tensor ({kind}). Return {name}.dequantize() from its stage"
+    return None
+
+
 def padded(column: Column, rows: int) -> Column:
     """Filled up to `rows` by repeating the last one: a real value, so that nothing divides by zero."""
     missing = rows - len(column)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from frostline.errors import FieldError, StageFailed, UsageError
 from frostline.execution import Block
-from frostline.execution.columns import Column, as_value, kind_of, numeric
+from frostline.execution.columns import Column, as_value, kind_of, numeric, unstorable
 from frostline.pipeline import Pipeline
 from frostline.store import Field
 from frostline.store.codecs import to_tensor, torch_dtype
@@ -83,30 +83,6 @@ def _tensors(name: str, keys: Sequence[str], rows: Sequence[Tensor]) -> Field:
         f"{name!r} is {kind_of(rows[0])} for {keys[0]!r} but {kind_of(rows[first])} for {keys[first]!r}: "
         f"only the first dimension may differ between samples (a ragged field). Pad or resize it in its stage"
     )
-
-
-def unstorable(name: str, value: Any) -> str | None:
-    """Why no field can hold a tensor: its numbers do not lie in memory one after the other.
-
-    >>> unstorable("x", torch.eye(2)) is None
-    True
-    >>> print(unstorable("x", torch.eye(2).to_sparse()))
-    'x' is a sparse tensor (sparse_coo), and a store holds dense ones. Return x.to_dense() from its stage
-    """
-    if not isinstance(value, Tensor):
-        return None
-    if value.is_nested:
-        return f"{name!r} is a nested tensor. Return one tensor for each sample, and the field is ragged"
-    if value.is_meta:
-        return f"{name!r} has a shape but no values (device 'meta'). Compute it with a network that is loaded"
-    if value.layout is not torch.strided:
-        kind = str(value.layout).removeprefix("torch.")
-        dense = f"Return {name}.to_dense() from its stage"
-        return f"{name!r} is a sparse tensor ({kind}), and a store holds dense ones. {dense}"
-    if value.is_quantized:
-        kind = str(value.dtype).removeprefix("torch.")
-        return f"{name!r} is a quantized tensor ({kind}). Return {name}.dequantize() from its stage"
-    return None
 
 
 def unstorable_in(block: Block) -> dict[str, StageFailed]:

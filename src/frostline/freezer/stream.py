@@ -20,7 +20,7 @@ from torch import Tensor
 
 from frostline.errors import StageFailed
 from frostline.execution import Block, Execution
-from frostline.execution.columns import Column, kind_of, row_bytes
+from frostline.execution.columns import Column, Uneven, kind_of, row_bytes
 from frostline.freezer.workers import Pending, Workers
 
 _AHEAD_BLOCKS = 2
@@ -150,10 +150,8 @@ def keep_to(kinds: Mapping[str, str], block: Block) -> None:
             continue  # not here yet, or all of one shape
         for key, value in zip(block.keys, column, strict=True):
             if kind_of(value) != usual:
-                reason = (
-                    f"{name!r} is {kind_of(value)}, the first samples' is {usual}. Calls of several samples "
-                )
-                reason += "need one shape: resize or pad it in its stage, or give the next one batch_size=1"
+                told = f"{name!r} is {kind_of(value)}, the first samples' is {usual}"
+                reason = f"{told}. A call of several samples {Uneven.remedy(usual, kind_of(value))}"
                 bad.setdefault(key, StageFailed(name, [key], reason))
     if bad:
         block.leave_out(bad)

@@ -92,6 +92,7 @@ class Threads:
         usual, barrier = torch.get_num_threads(), threading.Barrier(self.n)
 
         def one() -> None:
+            torch.get_num_threads()  # asked once, a thread gets the usual number; then it has its own
             torch.set_num_threads(1)
             barrier.wait()
 

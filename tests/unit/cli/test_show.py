@@ -185,7 +185,7 @@ def test_audit_says_what_was_found_and_fails_when_it_must(run, monkeypatch, froz
 
     seen = []
     planted = types.ModuleType("frostline.inspector")
-    planted.audit = lambda workload: seen.append(workload) or Report()
+    planted.audit = lambda workload, **_: seen.append(workload) or Report()
     monkeypatch.setitem(sys.modules, "frostline.inspector", planted)
     code, out, _ = run(f"{NAME}.py", "--audit")
     assert (code, len(seen)) == (0 if frozen else 1, 1)
