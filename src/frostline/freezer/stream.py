@@ -120,10 +120,28 @@ class Stream:
             self._kinds = usual_kinds(self._execution, begun) | self._kinds
         keep_to(self._kinds, begun)
         block = self._execution.finish(begun)
+        _own(block, begun)
         if start is None:
             self.stats.busy += time.perf_counter() - began
             return Item(order, block)
         return Item(order, block, (start, _event()), begun)
+
+
+def _own(block: Block, begun: Block) -> None:
+    """Give what is stored as it came memory of its own.
+
+    The writer keeps rows until their shard is whole. Rows in shared memory would keep their slot as long,
+    and a shard has more blocks than the slab has slots: everybody would wait for ever.
+    """
+    for name, column in block.columns.items():
+        if isinstance(column, Tensor) and column.device.type == "cpu" and _shares(column, begun):
+            block.columns[name] = column.clone()
+
+
+def _shares(column: Tensor, begun: Block) -> bool:
+    tensors = [other for other in begun.columns.values() if isinstance(other, Tensor)]
+    place = column.untyped_storage().data_ptr()
+    return any(other.untyped_storage().data_ptr() == place for other in tensors)
 
 
 def several_of(execution: Execution) -> set[str]:

@@ -178,3 +178,35 @@ def test_workers_that_cannot_start_are_no_sample_s_fault(module: Module, tmp_pat
     with pytest.raises(WorkerDied, match="could not start"):
         pending.result()
     workers.close()
+
+
+PASSED_ON = """
+    import torch
+
+    def pixels(x):
+        return torch.full((2, 3), float(x))
+
+    def seen(pixels):
+        return pixels[:, :1]  # a view
+"""
+
+
+def test_rows_that_are_stored_as_they_came_do_not_keep_the_shared_memory(
+    module: Module, tmp_path: Path
+) -> None:
+    """A shard of more blocks than the slab has slots: the writer would wait for rows, and they for a slot."""
+    stages, n = module(PASSED_ON), 32 * (SLOTS + 3)
+    data = fl.Pipeline(
+        fl.Source.table([{"key": f"k{i:03d}", "x": i} for i in range(n)]),
+        fl.Stage("p", stages.pixels, reads="x"),
+        fl.Stage("v", stages.seen, reads="p", on="device", batch_size=32),
+        outputs=["p", "v"],
+    )
+    stores = [
+        fl.freeze(data, tmp_path / kind, workers=kind, n_workers=2, quiet=True)
+        for kind in ("threads", "processes")
+    ]
+    assert stores[0].rows_per_shard > n
+    rows = [store.rows(range(n)) for store in stores]
+    assert all(torch.equal(rows[0][name], rows[1][name]) for name in ("p", "v"))
+    assert rows[1]["p"][:, 1, 2].tolist() == [*range(n)]
