@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,9 +16,9 @@ from frostline.execution.columns import Column
 from frostline.freezer import choice, schema
 from frostline.freezer.child import Child, close_all
 from frostline.freezer.forecast import Forecast, Probe, forecast, none_worked, probe
-from frostline.freezer.inputs import Inputs
+from frostline.freezer.inputs import PREFIX, Inputs
 from frostline.freezer.options import Options
-from frostline.freezer.plan import Plan, Wanted, chosen_codecs, chosen_cut, make_plan
+from frostline.freezer.plan import UNREADABLE, Plan, Wanted, chosen_codecs, chosen_cut, make_plan
 from frostline.freezer.progress import Reporter
 from frostline.freezer.stopping import Stop
 from frostline.freezer.stream import Sink, Stats, Stream, column_bytes
@@ -86,13 +86,14 @@ class Attempt:
     def run(self) -> Outcome:
         began = time.monotonic()
         self.plan = make_plan(self.wanted, self.root, self.chunks, self.reporter.looked)
+        self.budget.failed = self.plan.quarantined  # those of earlier runs count, or a kill would change it
         self.reporter.end()
         for sentence in self.plan.said():
             self.reporter.note(sentence)
         try:
             guess = None if self.plan.idle else self._prepare()
             ready = time.monotonic()
-            if guess is not None and not self.options.dry_run:
+            if guess is not None and not self.options.dry_run and self.stop.why is None:
                 self._carry_out()
         finally:
             close_all(self.hatched)
@@ -136,9 +137,9 @@ class Attempt:
         """Fields of the store from which missing ones can be computed: up to date, whole and exact."""
         if not self.missing or not self.plan.held:
             return ()
-        exact = [
-            n for n, spec in self.plan.held.items() if spec.codec == "raw" and n not in self.plan.extended
-        ]
+        failed = {entry.get("field") for entry in Store.open(self.root).quarantine}
+        made = {*self.plan.extended} | failed
+        exact = [n for n, spec in self.plan.held.items() if spec.codec == "raw" and n not in made]
         stages = self.pipeline.needed(self.missing, given=exact)
         return tuple(n for n in exact if any(n in stage.reads for stage in stages))
 
@@ -203,7 +204,19 @@ class Attempt:
             fresh = schema.fields_of(self.pipeline, new, block.keys, block.columns)
             codecs = {n: c for n, c in self.wanted.codecs.items() if n == "*" or n in fresh}
             found |= schema.with_marks(fresh, codecs, plan.marks)
-        return {**{n: found[n] for n in plan.fields if n in found}, plan.text_field: self.inputs.field}
+        return {**{n: found[n] for n in plan.fields if n in found}, plan.text_field: self._text_spec()}
+
+    def _text_spec(self) -> Field:
+        """The texts' field; it also keeps what the first samples looked like, for later runs."""
+        spec = self.inputs.field
+        return replace(spec, provenance={**spec.provenance, "kinds": self._kinds()})
+
+    def _kinds(self) -> dict[str, str]:
+        """The shapes to keep to: those of the run that began the store, so that a kill changes nothing."""
+        held = Store.open(self.root).fields if self.plan.exists else {}
+        kept = [spec.provenance.get("kinds") for n, spec in held.items() if n.startswith(PREFIX)]
+        seen = self.probed.kinds if self.probed else {}
+        return {**seen, **next((kinds for kinds in kept if kinds), {})}
 
     def _forecast(self) -> Forecast:
         plan, samples = self.plan, len(self.plan.new) + self.plan.waiting
@@ -236,7 +249,9 @@ class Attempt:
     def _text_of(self, key: str) -> str:
         place = self.places[key]
         text = self.plan.texts.get(place)
-        return text if text is not None else "{}" if place in self.plan.broken else self.inputs.text(place)
+        if text is not None:
+            return text
+        return UNREADABLE if place in self.plan.broken else self.inputs.text(place)
 
     def _extend(self) -> None:
         specs = {name: self.specs[name] for name in self.plan.extended if name in self.specs}
@@ -293,8 +308,9 @@ class Attempt:
         self.choosing += time.monotonic() - began
         early = bool(execution.early.stages)
         group = choice.group_size(sample_s, execution.block_size, early=early, kind=workers.kind)
-        kinds = self.probed.kinds if self.probed else {}
-        stream = Stream(execution, workers, group=group, sample_bytes=size, kinds=kinds, stats=self.stats)
+        stream = Stream(
+            execution, workers, group=group, sample_bytes=size, kinds=self._kinds(), stats=self.stats
+        )
         total = len(plan.new) if execution is self.adding else plan.waiting
         before = self.stats.samples + self.stats.failed
         with choice.quick_switches(), closing(workers):

@@ -43,7 +43,8 @@ class Inputs:
     @property
     def field(self) -> Field:
         """The store's field: what it is made of is its fingerprint."""
-        about = {"reads": [*self.names], "paranoid": self.paranoid}
+        by_version = self.pipeline.source.version is not None
+        about = {"reads": [*self.names], "paranoid": self.paranoid, "by_version": by_version}
         return Field((), "str", fingerprint=digest(value_of(about)), provenance=about)
 
     @property
@@ -97,6 +98,8 @@ def changed(old: str, new: str) -> list[str]:
     []
     """
     before, now = json.loads(old), json.loads(new)
+    if before and now and not before.keys() & now.keys():
+        return [*now]  # nothing in common, as after `version=` was added: nothing is known to be the same
     return [name for name in before if name in now and _differ(before[name], now[name])]
 
 
@@ -112,7 +115,7 @@ def unrecorded(old: str, new: str) -> bool:
     True
     """
     before, now = json.loads(old), json.loads(new)
-    pairs = [(before[name], now[name]) for name in changed(old, new)]
+    pairs = [(before.get(name, ""), now[name]) for name in changed(old, new)]
     return bool(pairs) and all(
         _is_file_id(a) and _is_file_id(b) and not FileId.parse(a).differs(FileId.parse(b)) for a, b in pairs
     )

@@ -76,11 +76,27 @@ def marks_of(
     pipeline: Pipeline, fields: Sequence[str], chunks: Mapping[str, int], *, paranoid: bool
 ) -> Marks:
     prints = dict(fingerprint(_Below(pipeline, tuple(fields)), chunk=chunks, paranoid=paranoid))
-    raw = {
-        name: Fingerprint(digest(value_of(["source", name])), {"field": name, "stages": {}})
-        for name in fields
-    }
-    return {name: ((f := prints.get(name, raw[name])).digest, f.parts) for name in fields}
+    for name in fields:
+        if name not in prints:
+            prints[name] = Fingerprint(digest(value_of(["source", name])), {"field": name, "stages": {}})
+    return {name: _declared(pipeline, name, prints[name]) for name in fields}
+
+
+def _declared(pipeline: Pipeline, name: str, found: Fingerprint) -> tuple[str, Any]:
+    """With how a stage says that its field is stored, where it does."""
+    stage = pipeline.writer_of(name)
+    spec = stage.fields.get(name) if stage is not None else None
+    if spec is None:
+        return found.digest, found.parts
+    said = f"{spec.dtype} {list(spec.shape)}, {spec.codec}"
+    return digest(value_of([found.digest, said])), {**found.parts, "declared": said}
+
+
+def _differences(old: Any, new: Any) -> list[str]:
+    """How a field was computed, or declared, otherwise."""
+    was, now = (parts.get("declared", "nothing") for parts in (old or {}, new))
+    declared = [f"it is declared as {now}, and was as {was}"] if was != now else []
+    return [*declared, *differences(old, new)]
 
 
 @dataclass
@@ -128,7 +144,8 @@ class Plan:
         """The plan in sentences, for a person."""
         out = []
         for name, why in self.retired.items():
-            out.append(f"{name}: to be computed again; {'; '.join(why) or 'it is another field now'}")
+            what = "to be computed again" if name in self.fields else "taken out"
+            out.append(f"{name}: {what}; {'; '.join(why) or 'it is another field now'}")
         fresh = [name for name in self.extended if name not in self.retired and name != self.text_field]
         if fresh:
             out.append(f"{', '.join(fresh)}: to be added to {many(self.waiting, 'row')}")
@@ -182,12 +199,18 @@ def make_plan(wanted: Wanted, root: Path, chunks: Mapping[str, int], look: Look 
     kept = [n for n in (store.fields if store else ()) if n in pipeline.fields and pipeline.is_frozen(n)]
     marks = marks_of(pipeline, [*dict.fromkeys((*wanted.cut, *kept))], chunks, paranoid=wanted.paranoid)
     plan = Plan(root, wanted.cut, inputs.name, marks, exists=store is not None)
-    _look(plan, wanted, inputs, look)
     if store is None:
+        _look(plan, [*wanted.places], inputs, look)
         plan.new = [*wanted.places]
         return plan
     _compare_fields(plan, wanted, store)
-    _compare_rows(plan, wanted, store)
+    places = [*wanted.places]
+    if plan.extended and wanted.limit is not None:
+        # fields are added to all rows: also those beyond the limit must be what they were computed from
+        keys = pipeline.source.keys
+        places += [i for i in range(len(places), len(keys)) if keys[i] in store]
+    _look(plan, places, inputs, look)
+    _compare_rows(plan, wanted, store, places)
     return plan
 
 
@@ -203,9 +226,9 @@ def _opened(root: Path) -> Store | None:
     return store
 
 
-def _look(plan: Plan, wanted: Wanted, inputs: Inputs, look: Look | None) -> None:
-    total = len(wanted.places)
-    for done, (place, text) in enumerate(inputs.texts(wanted.places), 1):
+def _look(plan: Plan, places: Sequence[int], inputs: Inputs, look: Look | None) -> None:
+    total = len(places)
+    for done, (place, text) in enumerate(inputs.texts(places), 1):
         if isinstance(text, FrostlineError):
             plan.broken[place] = str(text)
         else:
@@ -223,13 +246,13 @@ def _compare_fields(plan: Plan, wanted: Wanted, store: Store) -> None:
         elif name not in plan.marks:
             plan.retired[name] = ["no stage writes it any more, or it differs from epoch to epoch"]
         elif spec.fingerprint != plan.marks[name][0]:
-            plan.retired[name] = differences(spec.provenance, plan.marks[name][1])
+            plan.retired[name] = _differences(spec.provenance, plan.marks[name][1])
         elif _recoded(name, spec, wanted.codecs):
             plan.retired[name] = [f"codec {spec.codec} → {wanted.codecs[name]}"]
         else:
             plan.held[name] = spec
-    # what the store holds beyond the cut, and is up to date, is kept up to date: nothing is lost unasked
-    plan.fields = tuple(dict.fromkeys((*wanted.cut, *plan.held)))
+    # what the store holds beyond the cut is kept up to date too: nothing is lost unasked
+    plan.fields = tuple(dict.fromkeys((*wanted.cut, *(n for n in store.fields if n in plan.marks))))
     whole = [n for n in (*plan.held, plan.text_field) if n in store.fields and not _lacking(store, n)]
     plan.extended = [n for n in (*plan.fields, plan.text_field) if n not in whole]
 
@@ -245,15 +268,14 @@ def _recoded(name: str, spec: Field, codecs: Mapping[str, str]) -> bool:
     return name in codecs and Field(spec.shape, spec.dtype, codecs[name]).codec != spec.codec
 
 
-def _compare_rows(plan: Plan, wanted: Wanted, store: Store) -> None:
+def _compare_rows(plan: Plan, wanted: Wanted, store: Store, places: Sequence[int]) -> None:
     keys = wanted.pipeline.source.keys
     there = _texts(store)
-    mine = wanted.places
     plan.gone = sorted({*there} - {*keys})
     failed = {entry["key"]: entry["input"] for entry in store.quarantine if "column" not in entry}
     lacking = _to_retry(plan, store) if wanted.retry_bad else {}
     mark = combined(plan)
-    for place in mine:
+    for place in places:
         key = keys[place]
         text = plan.texts.get(place)
         if key in there:
@@ -274,11 +296,16 @@ def _compare_rows(plan: Plan, wanted: Wanted, store: Store) -> None:
     plan.waiting = stay if plan.extended else 0
 
 
+UNREADABLE = "{}"
+"""The text of an input that could not be looked at."""
+
+
 def _failed_alike(recorded: Any, text: str | None, mark: str) -> bool:
     """Whether a sample that failed is the same now, and would be computed in the same way."""
-    if text is None or not isinstance(recorded, list) or len(recorded) != 2:
+    if not isinstance(recorded, list) or len(recorded) != 2 or not isinstance(recorded[0], str):
         return False
-    return recorded[1] == mark and isinstance(recorded[0], str) and same(recorded[0], text)
+    alike = same(recorded[0], text) if text is not None else recorded[0] == UNREADABLE
+    return recorded[1] == mark and alike
 
 
 def _to_retry(plan: Plan, store: Store) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from frostline.errors import ChunkTooLarge, CompileFailed, UsageError
+from frostline.errors import ChunkTooLarge, CompileFailed, FreezeStopped, UsageError
 from frostline.freezer.attempt import Attempt, Outcome
 from frostline.freezer.choice import Asked
 from frostline.freezer.options import Options
@@ -88,7 +88,15 @@ def freeze(
         retry_bad=retry_bad, device=device, workers=workers, n_workers=n_workers, precision=precision,
         compile=compile,
     )  # fmt: skip
-    return run(pipeline, Path(out), options, Reporter(quiet=quiet)).store
+    outcome = run(pipeline, Path(out), options, Reporter(quiet=quiet))
+    if outcome.stopped == "SIGINT":
+        raise KeyboardInterrupt  # the shard is whole; the script was asked to end, not only this
+    if outcome.stopped is not None:
+        raise FreezeStopped(
+            f"Stopped ({outcome.stopped}) with {len(outcome.store):,} rows in {out}, all of them whole. Run "
+            f"the same again to go on, or use what is there: fl.Store.open({str(out)!r})."
+        )
+    return outcome.store
 
 
 def run(pipeline: Pipeline, root: Path, options: Options, reporter: Reporter) -> Outcome:

@@ -25,7 +25,7 @@ Write = Callable[[list[str], Block], None]
 
 
 class Budget:
-    """How many samples may fail; counts them, and stops when there are too many."""
+    """How many samples may fail; counts them, those of earlier runs too, and stops at too many."""
 
     def __init__(self, said: str | int, total: int, root: Path) -> None:
         parsed = Share.parse(said, total)
@@ -42,7 +42,7 @@ class Budget:
     def add(self, failed: Mapping[str, StageFailed]) -> None:
         self.failed += len(failed)
         self.reasons += [f"{key!r}: {e.reason}" for key, e in failed.items()][: _SHOWN - len(self.reasons)]
-        if self.failed > self.most:
+        if failed and self.failed > self.most:
             more = f"\n  - … and {self.failed - _SHOWN:,} more" if self.failed > _SHOWN else ""
             raise FreezeStopped(
                 f"Stopped: {self.failed:,} of {self._total:,} samples failed, {self.most:,} may "

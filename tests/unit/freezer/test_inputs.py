@@ -101,7 +101,7 @@ def test_texts_made_otherwise_have_another_name() -> None:
     assert len(names) == 4
     assert all(name.startswith(PREFIX) for name in names)
     assert inputs(source).field.dtype == "str"
-    assert inputs(source).field.provenance == {"reads": ["x"], "paranoid": False}
+    assert inputs(source).field.provenance == {"reads": ["x"], "paranoid": False, "by_version": False}
 
 
 def test_differences_are_told_of_what_both_know() -> None:
