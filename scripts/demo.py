@@ -1,8 +1,9 @@
-"""The main job on a small data set made on the spot: store, check, feed, and measure beside a DataLoader."""
+"""The main job on small data sets made on the spot: freeze a pipeline; store, check, feed and measure."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,9 @@ from rich.table import Table
 from torch.utils.data import DataLoader, Dataset
 
 import frostline as fl
+from frostline.freezer.options import Options
+from frostline.freezer.progress import Reporter
+from frostline.freezer.run import run
 from frostline.timing import interleave, rate, ratio, spread
 
 SHAPE = (8, 325, 384)  # the features of 8 frames by a DINOv2-S, as bf16: 2 MB
@@ -75,6 +79,22 @@ def same_samples(store: fl.Store, files: Path) -> None:
     console.print(f"The feed delivered all {seen} samples, each bit for bit as in its file.")
 
 
+def freeze(folder: Path) -> None:
+    """The workload of examples/pictures.py, frozen; again; and again after one picture changed."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+    import pictures
+
+    for after in ("", " again, with nothing changed", " again, after one of the pictures changed"):
+        if "pictures" in after:
+            (folder / "00007.jpg").write_bytes((folder / "00008.jpg").read_bytes())
+        console.print(f"\n[bold]Freezing 48 pictures through a small vision network{after}[/bold]")
+        data = pictures.workload(folder=str(folder)).pipelines["data"]
+        outcome = run(data, folder.parent / "frozen", Options(), Reporter(out=sys.stdout))
+        done = f"{outcome.stats.samples} of 48 were computed, {outcome.stats.failed} failed"
+        console.print(f"{done}; {outcome.seconds:.1f} s.")
+    console.print()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=192)
@@ -82,6 +102,7 @@ def main() -> None:
     args = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
+        freeze(Path(temporary) / "pictures")
         files, path = Path(temporary) / "files", args.keep or Path(temporary) / "store"
         make_files(files, args.samples)
         make_store(files, path, args.samples)

@@ -30,7 +30,7 @@ from frostline.pipeline import Pipeline
 from frostline.store import Field, Store
 from frostline.store.building import default_rows_per_shard
 from frostline.store.manifest import commit_numbers
-from frostline.wording import duration, size
+from frostline.wording import duration, many, size
 
 _MOST_ROWS = 4096
 """Rows a shard at most: what a kill can cost."""
@@ -126,7 +126,7 @@ class Attempt:
         self.probed = self._probe()
         self.specs = self._specs()
         guess = self._forecast()
-        work = f"{guess.samples:,} samples on {self.device} into {self.root}"
+        work = f"{many(guess.samples, 'sample')} on {self.device} into {self.root}"
         takes = f"about {duration(guess.seconds)} and {size(guess.bytes)} ({size(guess.free)} free)"
         self.reporter.note(f"freezing {', '.join(plan.fields)}: {work}: {takes}")
         if not self.options.dry_run:

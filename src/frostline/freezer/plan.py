@@ -293,7 +293,8 @@ def _compare_rows(plan: Plan, wanted: Wanted, store: Store, places: Sequence[int
         else:
             plan.new.append(place)
     stay = len(there) - len(plan.gone) - len(plan.changed)
-    plan.waiting = stay if plan.extended else 0
+    begun = {n: _lacking(store, n) for n in plan.extended if n in store.fields and n not in plan.retired}
+    plan.waiting = min(stay, max((begun.get(n, stay) for n in plan.extended), default=0))
 
 
 UNREADABLE = "{}"
