@@ -60,6 +60,8 @@ class Extender:
         self._names = list(fields)
         ensure_folders(session.root, (self._columns[name] for name in fields))
         self._open: dict[int, _Pending] = {}
+        self._rows: dict[str, int] = {}
+        """Where keys are that `pending_shards` gave out."""
         self._closed = False
         self._todo = dict.fromkeys(self._shards_to_do())
 
@@ -96,7 +98,9 @@ class Extender:
         """The keys of each shard to which nothing was added yet: what is written, or lost, together."""
         for shard in list(self._todo):
             if shard in self._todo and shard not in self._open:
-                yield [key for key, _ in self._keys_of(shard)]
+                rows = dict(self._keys_of(shard))
+                self._rows |= rows  # looking each of them up in the index would take 20 µs
+                yield [*rows]
 
     def _keys_of(self, shard: int) -> list[tuple[str, int]]:
         snapshot = self._session.snapshot
@@ -158,7 +162,9 @@ class Extender:
                 "This writer is closed, or a fork of another process's. Open the store again with "
                 "fl.Store.extend(path, fields)."
             )
-        row = self._session.snapshot.find(key)
+        row = self._rows.get(key, -1)
+        if row < 0:
+            row = self._session.snapshot.find(key)
         if row < 0:
             raise KeyMissing(f"Cannot add fields to {key!r}: {self._session.root} has no such key.")
         shard = row // self._session.rows_per_shard
@@ -185,6 +191,8 @@ class Extender:
             raise
         self._columns = columns
         del self._todo[shard]
+        size = self._session.rows_per_shard
+        self._rows = {key: row for key, row in self._rows.items() if row // size != shard}
 
     def _write(self, shard: int, pending: _Pending) -> tuple[list[FileEntry], dict[str, Any]]:
         session, rows = self._session, sorted(pending.values)
