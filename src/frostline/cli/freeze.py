@@ -1,7 +1,14 @@
-"""`frostline freeze TARGET`: compute what never changes once, into a store."""
+"""`frostline freeze TARGET`: compute what never changes once, into a store.
+
+Exit status: 0 when all is done, 1 for an error, 130 when it was interrupted twice; 3 when it was stopped
+(SIGTERM, Ctrl-C, --max-hours) and the same command goes on: `frostline freeze … && train` must not train on
+a part.
+"""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,6 +22,8 @@ if TYPE_CHECKING:
     from frostline.freezer.attempt import Outcome
 
 _SHOWN = 10
+STOPPED = 3
+"""The exit status of a run that ended in order, before all was done."""
 
 
 def freeze(
@@ -76,7 +85,8 @@ def freeze(
 ) -> None:
     """Compute what never changes once, into a store. Run again, it does only what changed.
 
-    Killed or stopped, the same command goes on where it was. Nothing is stored that an audit refuses.
+    Killed or stopped, the same command goes on where it was. Nothing is stored that an audit
+    refuses. Exit status 3: stopped before all was done.
 
     \b
     frostline freeze my_work.py num_frames=16
@@ -100,11 +110,18 @@ def freeze(
         dry_run=dry_run,
     )  # fmt: skip
     root = out or Path("stores") / resolved.name
+    again = shlex.join(["frostline", *sys.argv[1:]])
     for name, one in pipelines.items():
         if pipeline in (None, name):
             place = root if len(pipelines) == 1 else root / name
-            outcome = run(one, place, options, Reporter())
-            _dry(outcome) if dry_run else _told(outcome, again=f"frostline freeze {target}")
+            try:
+                outcome = run(one, place, options, Reporter())
+            except KeyboardInterrupt:
+                typer.echo(f"stopped at once: whole shards are kept. To go on: {again}", err=True)
+                raise
+            _dry(outcome) if dry_run else _told(outcome, again=again)
+            if outcome.stopped is not None:  # it is for all of them: the next pipeline is not begun either
+                raise typer.Exit(STOPPED)
 
 
 def _told(outcome: Outcome, *, again: str) -> None:

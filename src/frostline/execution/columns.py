@@ -78,7 +78,8 @@ _streams = threading.local()
 def _moved(column: Tensor, device: torch.device) -> Tensor:
     """On the device; pinned memory goes to a GPU beside the kernels that are queued there."""
     if device.type != "cuda" or column.device.type != "cpu" or not column.is_pinned():
-        return column.to(device, non_blocking=True)
+        # to other devices non_blocking may hand over memory before it is written
+        return column.to(device, non_blocking=device.type == "cuda")
     name = str(device)
     if not hasattr(_streams, name):
         setattr(_streams, name, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]

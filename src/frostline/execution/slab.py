@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -34,14 +35,20 @@ class Layout:
 
     @staticmethod
     def of(rows: int, samples: Mapping[str, Any]) -> Layout | None:
-        """For values like these, of one sample; None where there is nothing of a fixed shape, or too much."""
+        """For values like these, of one sample; None where all must go through pipes.
+
+        That is where nothing has a fixed shape, it is too much for this machine, or the machine has no such
+        memory (only Linux has).
+        """
         found = {
             name: (str(value.dtype).removeprefix("torch."), tuple(value.shape))
             for name, value in samples.items()
             if isinstance(value, Tensor) and value.numel()
         }
         layout = Layout(rows, found)
-        return layout if found and SLOTS * layout.slot_bytes <= LARGEST else None
+        if not found or not hasattr(os, "memfd_create"):
+            return None
+        return layout if SLOTS * layout.slot_bytes <= most_bytes() else None
 
     def width(self, name: str) -> int:
         """Bytes of a row."""
@@ -69,6 +76,11 @@ class Layout:
         start = self.start(name)
         part = slot[start : start + self.rows * self.width(name)]
         return part.view(getattr(torch, dtype)).reshape(self.rows, *shape)
+
+
+def most_bytes() -> int:
+    """A slab's bytes at most: never more than a quarter of the memory that is free now."""
+    return min(LARGEST, int(psutil.virtual_memory().available) // 4)
 
 
 def _lines(n: int) -> int:

@@ -122,7 +122,8 @@ class Attempt:
         self.extending = Execution(self.pipeline, self.missing, device=self.device, given=self.given)
         self.places = {key: i for i, key in enumerate(self.pipeline.source.keys)}
         early, samples = self.adding.early, len(plan.new)
-        self.hatched = choice.hatch(early, samples, asked=self.options.workers, n=self.options.n_workers)
+        asked, n = self.options.workers, self.options.n_workers
+        self.hatched = choice.hatch(early, samples, asked=asked, n=n, wanted=not self.options.dry_run)
         self._audit()
         self.probed = self._probe()
         self.specs = self._specs()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -52,6 +53,7 @@ class Child:
         theirs.close()
         self._pipe: Connection[Any, Any] = ours
         self._answered = False
+        self._ended_by_us = False
         self.alive = True
 
     def set_up(self, setup: bytes, slab: int | None) -> None:
@@ -82,10 +84,15 @@ class Child:
             self.alive = False
             self._pipe.close()
             status = self._ended()
-            how = f"signal {-status}" if status < 0 else f"exit status {status}"
-            what = f"the worker process died ({how})"
+            how = f"died (signal {-status})" if status < 0 else f"died (exit status {status})"
+            if status == -signal.SIGKILL and not self._ended_by_us:
+                how = (
+                    "was killed (signal 9: perhaps for memory)"  # so does the kernel when there is none left
+                )
+            what = f"the worker process {how}"
             if not self._answered and status > 0:
-                what = f"A worker process could not start ({how}); what it said stands above. Use threads."
+                what = f"A worker process could not start (exit status {status}); what it said stands above. "
+                what += "Use threads."
             raise WorkerDied(what, answered=self._answered or status < 0) from e
 
     def hang_up(self) -> None:
@@ -103,5 +110,6 @@ class Child:
         try:
             return self._process.wait(5)
         except subprocess.TimeoutExpired:
+            self._ended_by_us = True
             self._process.kill()
             return self._process.wait()

@@ -36,11 +36,14 @@ def group_size(sample_s: float, block: int, *, early: bool, kind: str = "threads
     return max(1, min(block, round(_TASK_S[kind] / max(sample_s, 1e-7))))
 
 
-def hatch(early: Early, samples: int, *, asked: Asked, n: int | None) -> list[Child]:
-    """Start worker processes ahead, where they are likely to be used: they take seconds to import torch."""
+def hatch(early: Early, samples: int, *, asked: Asked, n: int | None, wanted: bool = True) -> list[Child]:
+    """Start worker processes ahead, where they are likely to be used: they take seconds to import torch.
+
+    wanted: False where nothing will be computed, as in a dry run; then none is started.
+    """
     n = n or cores()
     likely = n >= _HATCH_CORES and samples >= _HATCH_SAMPLES and early.stages
-    if asked == "threads" or not (likely or asked == "processes") or not early.stages:
+    if not wanted or asked == "threads" or not (likely or asked == "processes") or not early.stages:
         return []
     try:
         packed(early)

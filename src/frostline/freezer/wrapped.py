@@ -1,25 +1,35 @@
-"""`cached`: an encoder in somebody's own loop, whose rows come from a store when it has them."""
+"""`cached`: an encoder in somebody's own loop, whose rows come from a store when it has them.
+
+A long file, because it is one object under one lock: what the encoder is, which rows are there, and when they
+are written must be decided together, or rows of one network would be written under the name of another.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import xxhash
-from torch import Tensor, nn
+from torch import Tensor
 
-from frostline.errors import StoreError, UsageError
+from frostline.errors import FrostlineError, StoreError, UsageError
 from frostline.execution import Ready
 from frostline.execution.columns import kind_of, padded
-from frostline.fingerprint import differences, fingerprint, weights_of
+from frostline.fingerprint import differences, fingerprint
+from frostline.fingerprint.weights import tensor_digest
 from frostline.freezer.writing import delete_rows
 from frostline.inspector import audit
+from frostline.inspector.reach import reach
 from frostline.stage import DEFAULT_CHUNK, Lazy, Precision, Stage
 from frostline.store import Field, Store
 from frostline.store.manifest import commit_numbers
@@ -27,6 +37,7 @@ from frostline.store.manifest import commit_numbers
 OUTPUT, INPUT = "output", "_input"
 """The store's fields: the encoder's output, and a hash of the input that it was computed from."""
 _FLUSH_BYTES = 64 << 20
+_SHOWN = 5
 Stale = Literal["error", "recompute"]
 
 
@@ -51,11 +62,13 @@ def cached(
     >>> torch.equal(first, again), fast.computed, fast.read
     (True, 3, 3)
 
-    encoder:       a frozen nn.Module, function or fl.lazy(loader) that gives a tensor. It is audited first.
+    encoder:       a frozen nn.Module, method, function or fl.lazy(loader) that gives a tensor. It is audited
+                   first.
     batch_size:    rows are computed so many at a time, padded: the same bits whatever batch asked for them.
     stale:         what to do when the store's rows were computed otherwise: "error", or "recompute" them.
     check_inputs:  compare x with what a row was computed from. Off, a key is believed, and x may be None.
-    check_weights: compare the weights at every call (some 0.1 s per GB). Off, when the store is opened only.
+    check_weights: compare the weights of all networks that it uses at every call (some 0.1 s per GB). Off,
+                   when the store is opened only.
     """
     stage = Stage(OUTPUT, encoder, reads="x", on="device", batch_size=batch_size, precision=precision)
     return Cached(stage, Path(store), codec, stale, check_inputs, check_weights)
@@ -71,23 +84,58 @@ class _Alone:
         return next((stage for stage in self.stages if field in stage.writes), None)
 
 
+@dataclass(frozen=True)
+class _Weights:
+    """Digests by name: of the tensors of networks, and of those that an encoder keeps otherwise."""
+
+    networks: dict[str, str]
+    kept: dict[str, str]
+
+    def differ_from(self, before: _Weights) -> bool:
+        """Something that is kept since is no change: a table of positions is made when it is needed."""
+        changed = any(self.kept.get(name) != digest for name, digest in before.kept.items())
+        return changed or self.networks != before.networks
+
+
+def _digest(value: Tensor | np.ndarray[Any, Any]) -> str:
+    if isinstance(value, Tensor):
+        return kind_of(value) if value.is_meta else tensor_digest(value)
+    data = repr(value.tolist()).encode() if value.dtype.hasobject else value.tobytes()
+    return f"{xxhash.xxh3_128_hexdigest(data)} {kind_of(value)}"
+
+
+def _is_key(key: object) -> bool:
+    """Whether a store can have it as a key: text without half characters."""
+    if not isinstance(key, str):
+        return False
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class Cached:
-    """What `cached` returns. Close it, or use it as a context manager: rows in memory are then written."""
+    """What `cached` returns. Close it, or use it as a context manager: rows in memory are then written.
+
+    One that nobody closes writes them when it is let go of, or when the program ends.
+    """
 
     def __init__(
         self, stage: Stage, root: Path, codec: str, stale: Stale, check_inputs: bool, check_weights: bool
     ) -> None:
+        self._waiting: dict[str, tuple[Tensor, str]] = {}
+        self._waiting_bytes, self._pid = 0, os.getpid()
         self._encoder = stage.fn.get() if isinstance(stage.fn, Lazy) else stage.fn
         self._stage, self._root, self._codec, self._stale = stage, root, codec, stale
         self._check_inputs, self._check_weights = check_inputs, check_weights
         self._ready: dict[torch.device, Ready] = {}
-        self._waiting: dict[str, tuple[Tensor, str]] = {}
         self._audited: tuple[bool, ...] | None = None
-        self._weights: str | None = None
         self._lock = threading.RLock()
         self._store: Store | None = None
         self.read = self.computed = 0
         self._look()
+        _open.add(self)
 
     # what it is computed from
 
@@ -136,20 +184,30 @@ class Cached:
         Store.retire(self._root, OUTPUT)
         self._reopen()
 
-    def _weights_now(self) -> str | None:
-        return weights_of(self._encoder).digest if isinstance(self._encoder, nn.Module) else None
+    def _weights_now(self) -> _Weights:
+        """Of whatever it uses: a method's own network, one in a closure, one that a callable object keeps."""
+        if not self._check_weights:
+            return _Weights({}, {})
+        found = reach(self._encoder)
+        kept = {n: v for n, v in found.values.items() if isinstance(v, Tensor | np.ndarray)}
+        return _Weights(
+            {name: tensor_digest(value) for name, value in found.tensors().items()},
+            {name: _digest(value) for name, value in kept.items()},
+        )
 
     def _modes(self) -> tuple[bool, ...]:
         """Which parts are in train mode: `model.train()` in a loop reaches a frozen encoder in it, too."""
-        parts = self._encoder.modules() if isinstance(self._encoder, nn.Module) else ()
-        return tuple(part.training for part in parts)
+        return tuple(part.training for _, part in reach(self._encoder).named_modules())
 
     def _look_at_weights(self) -> None:
-        if self._check_weights and self._weights_now() != self._weights:
-            self._waiting.clear() if self._stale == "recompute" else self.flush()
+        now = self._weights_now()
+        if now.differ_from(self._weights):
+            self._forget() if self._stale == "recompute" else self.flush()
             self._ready.clear()
             self._audited = None
             self._look()
+        else:
+            self._weights = now
 
     def _reopen(self) -> None:
         self._store = Store.open(self._root) if commit_numbers(self._root) else None
@@ -173,8 +231,13 @@ class Cached:
         return out if x is None else out.to(x.device)
 
     def _refuse(self, x: Tensor | None, keys: list[str]) -> None:
-        problems = []
-        if len(set(keys)) < len(keys) or not keys:
+        odd = [key for key in keys if not _is_key(key)]
+        problems = [
+            f"key {key!r:.60} ({type(key).__name__}) is not valid Unicode text" for key in odd[:_SHOWN]
+        ]
+        if odd:
+            problems.append(f"keys: {len(odd)} of {len(keys)} are no text; give for instance str(number)")
+        elif len(set(keys)) < len(keys) or not keys:
             problems.append("keys: at least one, and each once; a key names one input")
         if x is None and self._check_inputs:
             problems.append("x is None, which needs fl.cached(…, check_inputs=False): keys are then believed")
@@ -218,23 +281,31 @@ class Cached:
                 f"The store at {self._root} lacks {lacking[:5]} ({len(lacking)} in all); give x."
             )
         inputs = x.detach()[torch.tensor(missing, device=x.device)]
-        if self._audited != self._modes():
+        fresh = self._audited != self._modes()
+        if fresh:
             size = self._stage.chunk or 1
             audit(self._encoder, padded(inputs[:size], size)).raise_if_not_frozen()
-            self._audited = self._modes()
         if x.device not in self._ready:  # with precision=, a copy of the network: made once
             self._ready[x.device] = Ready(self._stage.with_options(fn=self._encoder), x.device)
         out = self._ready[x.device].many([keys[i] for i in missing], [inputs])[OUTPUT]
+        if fresh:  # a first call may have loaded a network
+            self._audited, self._weights = self._modes(), self._weights_now()
         if not isinstance(out, Tensor):
             raise UsageError(
                 f"The encoder returned {type(out).__name__}; fl.cached needs one that gives a tensor."
             )
         self._refuse_other_shape(out, [keys[i] for i in missing])
         rows = {keys[i]: row for i, row in zip(missing, self._stored(out.detach().cpu()), strict=True)}
-        self._waiting |= {keys[i]: (rows[keys[i]], texts[i]) for i in missing}
-        if sum(row.numel() * row.element_size() for row, _ in self._waiting.values()) >= _FLUSH_BYTES:
+        for i in missing:
+            self._wait_with(keys[i], rows[keys[i]], texts[i])
+        if self._waiting_bytes >= _FLUSH_BYTES:
             self.flush()
         return rows
+
+    def _wait_with(self, key: str, row: Tensor, text: str) -> None:
+        before = self._waiting.get(key)
+        self._waiting_bytes += row.nbytes - (before[0].nbytes if before is not None else 0)
+        self._waiting[key] = row, text
 
     def _refuse_other_shape(self, out: Tensor, keys: list[str]) -> None:
         held = self._held()
@@ -273,11 +344,23 @@ class Cached:
                 for key, (row, text) in self._waiting.items():
                     put = writer.replace if key in writer else writer.append
                     put(key, {OUTPUT: row, INPUT: text})
-            self._waiting.clear()
+            self._forget()
             self._reopen()
+
+    def _forget(self) -> None:
+        self._waiting.clear()
+        self._waiting_bytes = 0
 
     def close(self) -> None:
         self.flush()
+
+    def _write_ours(self) -> None:
+        """Nothing in a forked process: the rows that it was born with are its parent's."""
+        if self._waiting and self._pid == os.getpid():
+            self.flush()
+
+    def __del__(self) -> None:
+        self._write_ours()
 
     def __enter__(self) -> Cached:
         return self
@@ -286,3 +369,21 @@ class Cached:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.flush()
+
+
+_open: weakref.WeakSet[Cached] = weakref.WeakSet()
+
+
+def _write_all() -> None:
+    """Write what nobody wrote before the program ended; one that fails is told, and the others go on."""
+    for one in list(_open):
+        try:
+            one._write_ours()
+        except (FrostlineError, OSError, RuntimeError):
+            sys.excepthook(*sys.exc_info())
+            one._forget()  # told once is enough
+
+
+# The store's writer has a thread, and when `atexit` runs no thread may be started any more: this runs before.
+# It is concurrent.futures' own way out, without a public name.
+getattr(threading, "_register_atexit", atexit.register)(_write_all)

@@ -53,6 +53,18 @@ def test_a_tensor_stays_the_same_tensor() -> None:
     assert stack("net", "x", list("abc"), x, CPU) is x
 
 
+@pytest.mark.parametrize(("device", "behind"), [("cpu", False), ("meta", False), ("cuda", True)])
+def test_only_a_gpu_is_copied_to_without_waiting(
+    monkeypatch: pytest.MonkeyPatch, device: str, behind: bool
+) -> None:
+    """Elsewhere, what reads the copy next could read it before it is whole."""
+    asked: list[bool] = []
+    monkeypatch.setattr(torch.Tensor, "to", lambda x, device, non_blocking=False: asked.append(non_blocking))
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda x: False)
+    stack("net", "x", ["a"], torch.zeros(1), torch.device(device))
+    assert asked == [behind]
+
+
 def test_samples_of_another_shape_are_named_with_what_to_do() -> None:
     rows = [torch.zeros(3), torch.zeros(4), torch.zeros(3), torch.zeros(3, dtype=torch.int64)]
     with pytest.raises(Uneven) as caught:

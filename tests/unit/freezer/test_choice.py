@@ -44,6 +44,25 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "Processes", Fake)
 
 
+@pytest.mark.parametrize(
+    ("asked", "samples", "wanted", "n"),
+    [
+        ("auto", 1000, True, 4),
+        ("processes", 1, True, 4),
+        ("auto", 999, True, 0),
+        ("threads", 1000, True, 0),
+        ("auto", 1000, False, 0),
+        ("processes", 1000, False, 0),
+    ],
+)
+def test_interpreters_are_started_ahead_where_they_will_be_used(
+    monkeypatch: pytest.MonkeyPatch, asked: Any, samples: int, wanted: bool, n: int
+) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(choice, "Child", lambda: made.append(1))
+    assert len(choice.hatch(EARLY, samples, asked=asked, n=4, wanted=wanted)) == len(made) == n
+
+
 def start(early: Early = EARLY, **changes: Any) -> tuple[Any, str]:
     out = io.StringIO()
     options = {"asked": "auto", "n": 2, "sample_s": 1.0, "block": 32, "given": None} | changes

@@ -180,6 +180,30 @@ def test_workers_that_cannot_start_are_no_sample_s_fault(module: Module, tmp_pat
     workers.close()
 
 
+DYING = """
+    import os
+
+    def die(x):
+        if x in (9, 11):
+            os.kill(os.getpid(), x)
+        return x
+"""
+
+
+def test_a_sample_that_kills_two_workers_is_told_with_how_they_died(module: Module) -> None:
+    early = Early(source(12), [fl.Stage("y", module(DYING).die, reads="x")], ["x"], ["y"])
+    workers = Processes(early, 1)
+    pending = workers.begin([8, 9, 10, 11], group=4)
+    assert pending is not None
+    block = pending.result()
+    workers.close()
+    assert block.columns == {"y": [8, 10]}
+    told = {key: str(error) for key, error in block.failed.items()}
+    killed = "the worker process was killed (signal 9: perhaps for memory) on this sample, twice"
+    assert killed in told["k9"]
+    assert "the worker process died (signal 11) on this sample, twice" in told["k11"]
+
+
 PASSED_ON = """
     import torch
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
+import gc
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -212,6 +215,9 @@ def test_a_lazy_encoder_and_a_function(root: Path) -> None:
         (inputs(2), ["a", "a"], "each once"),
         (inputs(0), [], "at least one"),
         (None, ["a"], "check_inputs=False"),
+        (inputs(2), [0, 1], r"key 0 \(int\) is not valid Unicode text"),
+        (inputs(2), ["a", "\ud800"], r"key '\\ud800' \(str\) is not valid Unicode text"),
+        (inputs(1), [["a"]], r"1 of 1 are no text; give for instance str\(number\)"),
     ],
 )
 def test_what_cannot_be_encoded_is_told(root: Path, x: Any, keys: list[str], told: str) -> None:
@@ -283,6 +289,7 @@ def test_killed_while_rows_are_computed_again_it_goes_on_and_serves_nothing_stal
         made = killed_at(patch, commit, before=before)
         with pytest.raises(Killed), fl.cached(encoder(1), root, stale="recompute") as fast:
             fast(inputs(), keys=KEYS)
+        fast._forget()  # what is dead writes nothing later
     assert len(made) == commit  # rows go, the field goes, the new field comes, rows come: four commits
     whole = commit == 1 and before
     if whole and stale == "error":  # the old rows are all there
@@ -319,3 +326,139 @@ def test_a_store_of_something_else_is_refused(root: Path) -> None:
         writer.append("a", {"x": 1})
     with pytest.raises(StoreError, match=r"holds x; fl\.cached did not make it"):
         fl.cached(encoder(), root)
+
+
+class Keeps:
+    """A callable object with a network, and one that a call loads."""
+
+    def __init__(self, *, late: bool = False) -> None:
+        self.net = None if late else encoder()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.net is None:
+            self.net = encoder()
+        return self.net(x)
+
+
+def used(net: nn.Module, x: Tensor) -> Tensor:
+    return net(x)
+
+
+def ways() -> dict[str, Any]:
+    """An encoder by another name, and the tensor that it computes with."""
+    method, closed, given, kept, late = encoder(), encoder(), encoder(), Keeps(), Keeps(late=True)
+    table, scale = torch.randn(8, 16, generator=torch.Generator().manual_seed(3)), np.ones(1)
+    return {
+        "bound method": (method.forward, lambda: method[2].weight),
+        "lambda": (lambda x: closed(x), lambda: closed[2].weight),
+        "partial": (functools.partial(used, given), lambda: given[2].weight),
+        "object": (kept, lambda: kept.net[2].weight),
+        "object that loads": (late, lambda: late.net[2].weight),
+        "tensor": (functools.partial(nn.functional.linear, weight=table), lambda: table),
+        "array": (lambda x: x * torch.from_numpy(scale), lambda: torch.from_numpy(scale)),
+    }
+
+
+@pytest.mark.parametrize("flush", [False, True])
+@pytest.mark.parametrize("way", [*ways()])
+def test_weights_changed_in_place_are_noticed_whatever_holds_them(root: Path, way: str, flush: bool) -> None:
+    fn, weight = ways()[way]
+    with fl.cached(fn, root / "told") as fast, fl.cached(fn, root / "again", stale="recompute") as again:
+        before = fast(inputs(), keys=KEYS)
+        again(inputs(), keys=KEYS)
+        assert torch.equal(fast(inputs(), keys=KEYS), before)
+        assert fast.computed == 11
+        if flush:
+            again.flush()
+        with torch.inference_mode():  # as what a call loads was made in
+            weight().mul_(2)
+        with pytest.raises(StoreError, match="rows of another encoder"):
+            fast(inputs(), keys=KEYS)
+        torch.testing.assert_close(again(inputs(), keys=KEYS), fn(inputs()))
+        assert again.computed == 22
+
+
+@pytest.mark.parametrize("way", ["bound method", "lambda", "partial", "object"])
+def test_dropout_switched_on_is_noticed_whatever_holds_it(root: Path, way: str) -> None:
+    net = nn.Sequential(nn.Linear(16, 8), nn.Dropout(0.5)).requires_grad_(False).eval()
+    kept = Keeps()
+    kept.net = net
+    holders = {"bound method": net.forward, "lambda": lambda x: net(x), "object": kept}
+    with fl.cached(holders.get(way, functools.partial(used, net)), root) as fast:
+        fast(inputs()[:5], keys=KEYS[:5])
+        net.train()
+        with pytest.raises(NotFrozen):
+            fast(inputs()[5:], keys=KEYS[5:])
+
+
+def test_a_table_that_is_made_later_is_no_change(root: Path) -> None:
+    tables: dict[int, Tensor] = {}
+
+    def positions(x: Tensor) -> Tensor:
+        wide = x.shape[1]
+        if wide not in tables:
+            tables[wide] = torch.arange(wide).float()
+        return (x + tables[wide])[:, :4]
+
+    with fl.cached(positions, root) as fast:
+        for wide in (16, 12, 16, 12):
+            fast(torch.zeros(2, wide), keys=[f"a{wide}", f"b{wide}"])
+        assert (fast.computed, fast.read) == (4, 4)
+
+
+def test_keys_that_no_store_has_are_refused_before_anything_is_computed(root: Path) -> None:
+    with fl.cached(encoder(), root) as fast:
+        with pytest.raises(UsageError) as caught:
+            fast(inputs(2), keys=[0, 1])
+        assert len(caught.value.problems) == 3
+        assert fast.computed == 0
+    assert not root.exists()
+
+
+def test_rows_of_one_that_nobody_closed_are_written_when_it_goes(root: Path) -> None:
+    fast = fl.cached(encoder(), root)
+    fast(inputs(), keys=KEYS)
+    del fast
+    gc.collect()
+    assert list(fl.Store.open(root).keys) == KEYS
+
+
+ENDING = """
+import sys, torch, frostline as fl
+net = torch.nn.Linear(16, 8).requires_grad_(False).eval()
+fast = fl.cached(net, sys.argv[1])
+cycle = [fast]
+cycle.append(cycle)
+fast(torch.ones(2, 16), keys=["a", "b"])
+"""
+
+
+@pytest.mark.parametrize("end", ["", "raise ValueError('the loop failed')", "sys.exit(4)"])
+def test_rows_of_one_that_nobody_closed_are_written_when_the_program_ends(root: Path, end: str) -> None:
+    done = in_a_process(ENDING + end, root)
+    assert done.returncode == {"": 0, "sys.exit(4)": 4}.get(end, 1)
+    assert ("the loop failed" in done.stderr) == ("failed" in end)
+    assert "Exception ignored" not in done.stderr
+    assert list(fl.Store.open(root).keys) == ["a", "b"]
+
+
+def test_rows_that_cannot_be_written_when_the_program_ends_are_told(root: Path) -> None:
+    done = in_a_process(ENDING + "open(sys.argv[1], 'w').close()  # a file where the store must be", root)
+    assert done.stderr.count("Traceback") >= 1
+    assert str(root) in done.stderr
+
+
+def in_a_process(script: str, root: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script, str(root)],
+        env={"PYTHONPATH": str(Path(fl.__file__).parents[1])}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_waiting_bytes_are_those_of_the_rows_that_wait(root: Path) -> None:
+    with fl.cached(encoder(), root) as fast:
+        fast(inputs(), keys=KEYS)
+        fast(inputs() + 1, keys=KEYS)  # in their place
+        assert fast._waiting_bytes == 11 * 8 * 4
+        fast.flush()
+        assert fast._waiting_bytes == 0

@@ -1,0 +1,228 @@
+"""`frostline freeze` as a person runs it: what is said, what is written, and the exit status."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import frostline as fl
+from frostline.cli.main import main
+from frostline.freezer import attempt, run
+from frostline.freezer.progress import Reporter
+
+NAME = "h8_freeze_work"
+WORK = """
+import frostline as fl
+
+def double(x):
+    if x == 13:
+        raise ValueError("thirteen")
+    return float(2 * x)
+
+def pipeline(n):
+    rows = [{"key": f"k{i:02d}", "x": i} for i in range(n)]
+    return fl.Pipeline(fl.Source.table(rows), fl.Stage("y", double, reads="x"))
+
+def nothing(): ...
+
+def workload(*, n: int = 12, note: str = ""):
+    return fl.Workload(pipeline(n), run=nothing)
+
+def two():
+    return fl.Workload({"first": pipeline(12), "second": pipeline(12)}, run=nothing)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("FROSTLINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(attempt, "_MOST_ROWS", 4)  # three shards
+    (tmp_path / f"{NAME}.py").write_text(WORK)
+    yield tmp_path
+    sys.modules.pop(NAME, None)
+
+
+@pytest.fixture
+def freeze(folder: Path, capsys, monkeypatch):
+    monkeypatch.delenv("FROSTLINE_TRACEBACK", raising=False)
+
+    def call(target: str, *words: str) -> tuple[int, str, str]:
+        arguments = ["freeze", target, *words]
+        monkeypatch.setattr(sys, "argv", ["/somewhere/bin/frostline", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        return int(end.value.code or 0), *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def signalled(monkeypatch) -> Any:
+    """Sends signals to this process, as a scheduler does, when the first samples are written."""
+
+    def by(*numbers: int) -> None:
+        left = [*numbers]
+        told = Reporter.computed
+
+        def computed(self: Reporter, *args: Any) -> None:
+            told(self, *args)
+            while left:
+                signal.raise_signal(left.pop(0))
+
+        monkeypatch.setattr(Reporter, "computed", computed)
+
+    return by
+
+
+def test_a_dry_run_writes_nothing(freeze, folder: Path) -> None:
+    code, out, _ = freeze(f"{NAME}.py", "--dry-run")
+    assert code == 0
+    assert out.startswith("dry run: 12 samples, ")
+    assert out.endswith("nothing was written.\n")
+    assert not (folder / "stores").exists()
+
+
+def test_all_is_done_and_then_there_is_nothing_to_do(freeze, folder: Path) -> None:
+    code, out, _ = freeze(f"{NAME}.py", "n=10")
+    assert code == 0
+    assert out.startswith("ok: 10 samples, ")
+    store = Path("stores") / NAME
+    assert out.endswith(f"{store} has 10 rows.\n")
+    assert fl.Store.open(folder / store)["k09"]["y"].item() == 18
+    assert freeze(f"{NAME}.py", "n=10")[:2] == (
+        0,
+        f"ok: {store} is up to date (10 rows); nothing to compute.\n",
+    )
+    dry = freeze(f"{NAME}.py", "n=10", "--dry-run")
+    assert dry[:2] == (0, f"dry run: {store} is up to date; nothing to compute.\n")
+
+
+def test_what_failed_is_named(freeze) -> None:
+    code, out, _ = freeze(f"{NAME}.py", "n=16", "--max-bad", "1")
+    assert code == 0
+    assert "quarantined: k13: " in out
+    assert "thirteen" in out
+    assert out.endswith("has 15 rows, 1 in quarantine.\n")
+
+
+def test_too_many_failures_are_an_error(freeze) -> None:
+    code, out, err = freeze(f"{NAME}.py", "n=16", "--max-bad", "0")
+    assert code == 1
+    assert "ok:" not in out
+    assert "error: " in err
+    assert "thirteen" in err
+    assert "Traceback" not in err
+
+
+def test_out_of_time_it_stops_with_a_status_and_the_command_that_goes_on(freeze, folder: Path) -> None:
+    words = ["n=12", "note=two words", "--out", "my stores/a", "--cut", "y", "--max-hours", "1e-9"]
+    code, out, _ = freeze(f"{NAME}.py", *words)
+    assert code == 3
+    stopped, again = out.splitlines()
+    assert stopped.startswith("stopped (the time limit of 1e-09 h): 4 samples, ")
+    command = again.removeprefix("Run the same again to go on: ")
+    assert shlex.split(command) == ["frostline", "freeze", f"{NAME}.py", *words]
+    assert [freeze(*shlex.split(command)[2:])[0] for _ in range(3)] == [3, 0, 0]
+    assert len(fl.Store.open(folder / "my stores/a")) == 12
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_after_the_shard(freeze, signalled, folder: Path, number: signal.Signals) -> None:
+    signalled(number)
+    code, out, err = freeze(f"{NAME}.py")
+    assert code == 3
+    assert f"stopped ({number.name}): " in out
+    assert f"{number.name}: finishing this shard, then stopping. Once more stops now." in err
+    assert "Traceback" not in err
+    assert len(fl.Store.open(folder / "stores" / NAME)) % 4 == 0
+    assert freeze(f"{NAME}.py")[0] == 0
+    assert len(fl.Store.open(folder / "stores" / NAME)) == 12
+
+
+def test_a_second_signal_ends_it_at_once_with_a_sentence(freeze, signalled, folder: Path) -> None:
+    signalled(signal.SIGINT, signal.SIGTERM)
+    code, out, err = freeze(f"{NAME}.py", "n=12")
+    assert (code, out) == (130, "")
+    last = err.splitlines()[-1]
+    assert last == f"stopped at once: whole shards are kept. To go on: frostline freeze {NAME}.py n=12"
+    assert "Traceback" not in err
+    assert freeze(f"{NAME}.py", "n=12")[0] == 0
+    assert fl.Store.open(folder / "stores" / NAME).check(deep=True).ok
+
+
+def test_several_pipelines_have_a_folder_each(freeze, folder: Path) -> None:
+    code, out, _ = freeze(f"{NAME}.py:two", "--out", "both")
+    assert code == 0
+    assert [line.split(":")[0] for line in out.splitlines()] == ["ok", "ok"]
+    assert sorted(p.name for p in (folder / "both").iterdir()) == ["first", "second"]
+    code, out, _ = freeze(f"{NAME}.py:two", "--out", "one", "--pipeline", "second")
+    assert code == 0
+    assert [p.name for p in (folder / "one").iterdir()] == ["second"]
+
+
+def test_stopped_in_one_pipeline_the_next_is_not_begun(freeze, signalled, folder: Path) -> None:
+    signalled(signal.SIGTERM)
+    assert freeze(f"{NAME}.py:two", "--out", "both")[0] == 3
+    assert [p.name for p in (folder / "both").iterdir()] == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([f"{NAME}.py:two", "--pipeline", "secund"], "has no pipeline 'secund' (did you mean 'second'?)"),
+        ([f"{NAME}.py", "m=3"], "m: no such parameter"),
+        ([f"{NAME}.py", "--cut", "z"], "'z'"),
+        (["h8_not_there.py"], "h8_not_there.py"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(freeze, folder: Path, words: list[str], told: str) -> None:
+    code, out, err = freeze(*words)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert told in err
+    assert "Traceback" not in err
+    assert not (folder / "stores").exists()
+
+
+def test_what_is_ours_keeps_its_traceback(folder: Path, monkeypatch) -> None:
+    def broken(*args: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(run, "run", broken)
+    with pytest.raises(ZeroDivisionError):
+        main(["freeze", f"{NAME}.py"])
+
+
+SENDS = """
+import os, signal
+from frostline.freezer import attempt
+from frostline.freezer.progress import Reporter
+
+def once(*args, left=[signal.SIGTERM]):
+    if left:
+        os.kill(os.getpid(), left.pop())
+
+attempt._MOST_ROWS = 4
+Reporter.computed = once
+"""
+
+
+def test_a_shell_does_not_go_on_after_a_stop(folder: Path) -> None:
+    (folder / f"{NAME}.py").write_text(WORK + SENDS)
+    frostline = shlex.join([sys.executable, "-m", "frostline"])
+    done = subprocess.run(
+        f"{frostline} freeze {NAME}.py n=12 --workers threads && echo training",
+        shell=True, capture_output=True, text=True, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "training" not in done.stdout
+    assert done.stdout.endswith(f"to go on: frostline freeze {NAME}.py n=12 --workers threads\n")
+    assert "Traceback" not in done.stderr
