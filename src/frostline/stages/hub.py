@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ KNOWN = (
 def library(name: str, what: str) -> Any:
     """transformers, diffusers or huggingface_hub, or the error that names the extra."""
     try:
-        return __import__(name)
+        return import_module(name)
     except ImportError as e:
         raise MissingExtra.needed(what, package=name, extra="hf") from e
 
