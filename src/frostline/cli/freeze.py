@@ -16,7 +16,7 @@ import typer
 
 from frostline.cli import show
 from frostline.cli.graph import OverridesArgument, TargetArgument
-from frostline.cli.store import codecs_of
+from frostline.cli.store import CodecOption, codecs_of
 
 if TYPE_CHECKING:
     from frostline.freezer.attempt import Outcome
@@ -39,14 +39,7 @@ def freeze(
             metavar="FIELD,…", help="The fields to store; default: the last frozen ones.", show_default=False
         ),
     ] = None,
-    codec: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[FIELD=]CODEC",
-            help="How to store a field, or all floating-point ones: "
-            "raw, float16, bfloat16, float32, int8/token, int8/channel.",
-        ),
-    ] = None,
+    codec: CodecOption = None,
     limit: Annotated[int | None, typer.Option(help="Only the first so many samples.")] = None,
     max_hours: Annotated[
         float | None, typer.Option(help="Stop after so long, at the end of a shard; run again to go on.")

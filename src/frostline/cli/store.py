@@ -18,6 +18,14 @@ StoreArgument = Annotated[
     Path, typer.Argument(metavar="STORE", help="The store's folder.", show_default=False)
 ]
 OutOption = Annotated[Path, typer.Option("--out", metavar="PATH", help="Where to write.", show_default=False)]
+CodecOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[FIELD=]CODEC",
+        help="How to store a field, or all floating-point ones: "
+        "raw, float16, bfloat16, float32, int8/token, int8/channel.",
+    ),
+]
 DAMAGED = 1
 
 
@@ -94,14 +102,7 @@ def import_(
     field: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only this field; may be given several times.")
     ] = None,
-    codec: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[FIELD=]CODEC",
-            help="How to store a field, or all floating-point ones: "
-            "raw, float16, bfloat16, float32, int8/token, int8/channel.",
-        ),
-    ] = None,
+    codec: CodecOption = None,
     ragged: Annotated[
         str,
         typer.Option(help="Fields of varying first dimension: auto, never, or names with commas between."),
