@@ -37,6 +37,8 @@ _MOST_ROWS = 4096
 """Rows a shard at most: what a kill can cost."""
 _MOST_BYTES = 512 << 20
 _AUDITED = 8
+_WAITS = 0.5
+"""A stage of single samples that waits for longer than this share of its time leaves its core to others."""
 
 
 @dataclass(frozen=True)
@@ -312,9 +314,11 @@ class Attempt:
         self.choosing += time.monotonic() - began
         early = bool(execution.early.stages)
         group = choice.group_size(sample_s, execution.block_size, early=early, kind=workers.kind)
+        compete = self.device.type == "cpu" and self.probed is not None and self.probed.waiting < _WAITS
         stream = Stream(
-            execution, workers, group=group, sample_bytes=size, kinds=self._kinds(), stats=self.stats
-        )
+            execution, workers, group=group, sample_bytes=size, kinds=self._kinds(), stats=self.stats,
+            turns=compete and early and bool(execution.late),
+        )  # fmt: skip
         total = len(plan.new) if execution is self.adding else plan.waiting
         before = self.stats.samples + self.stats.failed
         with choice.quick_switches(), closing(workers):

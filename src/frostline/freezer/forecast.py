@@ -41,6 +41,8 @@ class Probe:
     """Shape and type of what comes to a stage that takes several samples a call."""
     sample: dict[str, Any] = field(default_factory=dict)
     """One sample, as it comes to these stages."""
+    waiting: float = 0.0
+    """Share of `sample_s` in which its thread used no core: it waited for a disk or a network."""
 
     def none_worked(self) -> str:
         return none_worked(self.block.failed)
@@ -80,7 +82,9 @@ def probe(execution: Execution, places: Sequence[int], given: Given | None, trie
     failed: dict[str, StageFailed] = {}
     tried = 0
     while True:
+        spent = time.thread_time()
         begun, sample_s, n = _begun(execution, places[tried:most], given)
+        waiting = 1 - (time.thread_time() - spent) / max(sample_s * n, 1e-9)
         tried += n
         kinds = usual_kinds(execution, begun)
         keep_to(kinds, begun)
@@ -101,7 +105,7 @@ def probe(execution: Execution, places: Sequence[int], given: Given | None, trie
     chunk_s = (time.perf_counter() - began) / len(begun.keys)
     bytes_ = sum(map(column_bytes, begun.columns.values())) // len(begun.keys)
     sample = {name: column[0] for name, column in begun.columns.items()}
-    return Probe(_on_cpu(finished), sample_s, chunk_s, bytes_, kinds, sample)
+    return Probe(_on_cpu(finished), sample_s, chunk_s, bytes_, kinds, sample, max(0.0, waiting))
 
 
 def _begun(execution: Execution, places: Sequence[int], given: Given | None) -> tuple[Block, float, int]:

@@ -65,12 +65,18 @@ class Stream:
         sample_bytes: int,
         kinds: Mapping[str, str],
         stats: Stats,
+        turns: bool = False,
     ) -> None:
+        """
+        turns: the workers rest while this thread computes, and the other way round. Where both need the
+        same cores, threads that push each other off them cost more than the changes of turn.
+        """
         self._execution, self._workers, self.stats = execution, workers, stats
         self._size, self._kinds = execution.block_size, dict(kinds)
         self._group = min(group, self._size)
         room = max(1, AHEAD_BYTES // max(1, sample_bytes))
         self._ahead = max(self._size, min(room, max(_AHEAD_BLOCKS * self._size, 3 * workers.n * self._group)))
+        self._turns = turns
 
     def items(self, segments: Iterable[Sequence[int]], stop: Callable[[], bool]) -> Iterator[Item]:
         """Finished blocks in order. When `stop()` says so, ends before the next segment."""
@@ -82,11 +88,11 @@ class Stream:
 
     def _begun(self, segments: Iterable[Sequence[int]]) -> Iterator[tuple[bool, Sequence[int], Block]]:
         waiting: deque[tuple[bool, Sequence[int], Pending]] = deque()
-        coming, ahead = self._blocks(segments), 0
+        coming, ahead, resting = self._blocks(segments), 0, False
         next_block = next(coming, None)
         try:
             while next_block is not None or waiting:
-                while next_block is not None and ahead < self._ahead:
+                while next_block is not None and ahead < self._ahead and not resting:
                     first, places = next_block
                     pending = self._workers.begin(places, group=self._group, wait=not waiting)
                     if pending is None:
@@ -94,12 +100,16 @@ class Stream:
                     waiting.append((first, places, pending))
                     ahead += len(places)
                     next_block = next(coming, None)
-                first, places, pending = waiting.popleft()
                 began = time.perf_counter()
+                if self._turns and not resting:
+                    for _, _, each in waiting:
+                        each.wait()
+                first, places, pending = waiting.popleft()
                 begun = pending.result()
                 del pending  # and with it the right to its memory
                 self.stats.starved += time.perf_counter() - began
                 ahead -= len(places)
+                resting = self._turns and bool(waiting)
                 yield first, places, begun
                 del begun
         finally:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from multiprocessing.reduction import ForkingPickler
 from typing import Literal, Protocol
 
@@ -45,6 +46,10 @@ class Pending:
         if self._lease is not None:
             block.columns = {name: _read(column, name, self._lease) for name, column in block.columns.items()}
         return block
+
+    def wait(self) -> None:
+        """Until the workers are through with it; what they raised comes with `result`."""
+        wait_for(self._futures)
 
     def cancel(self) -> None:
         for future in self._futures:

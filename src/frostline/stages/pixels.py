@@ -99,7 +99,7 @@ class Preprocess(nn.Module):
         x_BCHW = x_BCHW.float() if self.size is None else self._resized(x_BCHW)
         if self.crop is not None:
             x_BCHW = cropped(x_BCHW, *geometry.sides(self.crop))
-        x_BCHW = (x_BCHW * self.rescale - self.mean) / self.std
+        x_BCHW = (x_BCHW * self.rescale).sub_(self.mean).div_(self.std)
         return x_BCHW.reshape(*images.shape[:-3], *x_BCHW.shape[1:])
 
     def _resized(self, x_BCHW: Tensor) -> Tensor:

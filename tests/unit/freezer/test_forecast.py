@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import threading
+import time
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -132,3 +134,20 @@ def test_values_that_no_field_can_hold_are_passed_over() -> None:
     found = probe(run, range(4), None)
     assert found.block.keys == ["k0", "k2", "k3"]
     assert "sparse tensor" in found.block.failed["k1"].reason
+
+
+def test_a_probe_tells_waiting_from_computing() -> None:
+    def sleeps(x: float) -> torch.Tensor:
+        threading.Event().wait(0.02)
+        return torch.zeros(2)
+
+    def computes(x: float) -> torch.Tensor:
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        return torch.zeros(2)
+
+    assert (
+        probe(execution(4, sleeps), range(4), None).waiting
+        > probe(execution(4, computes), range(4), None).waiting
+    )

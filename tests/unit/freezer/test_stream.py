@@ -96,6 +96,31 @@ def test_workers_are_not_far_ahead(sample_bytes: int, ahead: int) -> None:
     assert begun <= ahead + 4
 
 
+def test_in_turns_the_workers_rest_while_chunks_are_computed() -> None:
+    begun_at: list[int] = []  # samples that were begun when each block came
+    found, workers = stream(execution(), turns=True)
+    items = []
+    for item in found.items([range(10), range(10, N)], never):
+        items.append(item)
+        begun_at.append(sum(map(len, workers.asked)))
+    assert [key for item in items for key in item.order] == [f"k{i}" for i in range(N)]
+    assert begun_at == [18] * 5 + [N] * 2  # nothing new is begun before all of a turn is computed
+
+
+def test_a_turn_waits_for_what_a_worker_raised() -> None:
+    class Raises(Inline):
+        def submit(self, places: Sequence[int]) -> Future[Block]:
+            future: Future[Block] = Future()
+            future.set_exception(ValueError("the worker is broken"))
+            return future
+
+    found = Stream(
+        execution(), Raises(execution()), group=4, sample_bytes=8, kinds={}, stats=Stats(), turns=True
+    )
+    with pytest.raises(ValueError, match="the worker is broken"):
+        next(found.items([range(N)], never))
+
+
 def test_a_group_is_no_larger_than_a_block() -> None:
     found, workers = stream(execution(), group=100)
     assert len([*found.items([range(8)], never)]) == 2
