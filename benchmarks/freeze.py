@@ -149,6 +149,7 @@ def decode_processes(case: Case, folder: Path, n: int) -> float:
 
 
 def decode_share(folder: str, side: str, start: str, stop: str, step: str) -> None:
+    torch.set_num_threads(1)  # there are as many processes as cores
     names, stage = sorted(Path(folder).glob("*.jpg")), stages.Image(size=int(side))
     stage(names[0])
     print("ready", flush=True)
@@ -208,7 +209,7 @@ class Frozen:
     def rate(self) -> float:
         root = self.scratch / "frozen"
         shutil.rmtree(root, ignore_errors=True)
-        outcome = run(self.pipeline, root, Options(limit=self.limit), Reporter(quiet=True))
+        outcome = run(self.pipeline, root, Options(limit=self.limit), Reporter())
         self.before.append(outcome.seconds - outcome.streamed)
         self.busy.append(outcome.stats.busy / outcome.streamed)
         shutil.rmtree(root)
@@ -220,7 +221,7 @@ class FromFrames(Frozen):
 
     def __init__(self, pipeline: fl.Pipeline, root: Path, limit: int) -> None:
         super().__init__(pipeline, root, limit)
-        run(pipeline, root, Options(limit=limit, cut=("frames",)), Reporter(quiet=True))
+        run(pipeline, root, Options(limit=limit, cut=("frames",)), Reporter())
         self.rate()  # loads and compiles
 
     def rate(self) -> float:
@@ -230,7 +231,7 @@ class FromFrames(Frozen):
 
             collect(self.scratch)
         options = Options(limit=self.limit, cut=("frames", "features"))
-        outcome = run(self.pipeline, self.scratch, options, Reporter(quiet=True))
+        outcome = run(self.pipeline, self.scratch, options, Reporter())
         self.before.append(outcome.seconds - outcome.streamed)
         self.busy.append(outcome.stats.busy / outcome.streamed)
         return outcome.stats.samples / outcome.streamed

@@ -25,7 +25,7 @@ from frostline.feed import blame, memory
 from frostline.feed.ring import Slab
 from frostline.store import Field, Table
 from frostline.store.codecs import decode, torch_dtype
-from frostline.store.column import ColumnReader
+from frostline.store.column import Check, ColumnReader
 from frostline.store.field import TEXT_LIKE, Part
 from frostline.store.read import follows_pick
 from frostline.store.runs import Array
@@ -154,7 +154,7 @@ class HostColumn(ColumnReader):
     def __init__(self, table: Table, name: str, *, pinned: bool, stopped: Callable[[], bool]) -> None:
         origin = table.reader(name)
         self.column, self.spec, self.snapshot = origin.column, origin.spec, origin.snapshot
-        self.verify = False  # rows were compared when they were loaded, where that was asked for
+        self.check: Check = "open"  # rows were compared when they were loaded, where that was asked for
         offsets = _offsets(table, name)
         lines = {
             p.name: int(offsets[-1]) if p.per_item and offsets is not None else len(table)

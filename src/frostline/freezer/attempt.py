@@ -186,19 +186,16 @@ class Attempt:
         """Reads the fields that are given, for some keys."""
         if not self.given:
             return None
-        store = Store.open(self.root, check="read")  # nothing is computed from a damaged row
+        store = Store.open(self.root, check="files")  # nothing is computed from a damaged row
 
         where = {key: i for i, key in enumerate(store.keys)}  # the index would take 20 µs a key
 
         def read(keys: Sequence[str]) -> dict[str, Column]:
-            batch = store.rows(np.array([where[key] for key in keys]), self.given)
-            return {n: self._pinned(c) if isinstance(c, torch.Tensor) else [*c] for n, c in batch.items()}
+            rows = np.array([where[key] for key in keys])
+            batch = store.rows(rows, self.given, pinned=self.device.type == "cuda")
+            return {n: c if isinstance(c, torch.Tensor) else [*c] for n, c in batch.items()}
 
         return read
-
-    def _pinned(self, column: torch.Tensor) -> torch.Tensor:
-        """In memory that a GPU can take it from by itself; copied here, in a worker."""
-        return column.pin_memory() if self.device.type == "cuda" else column
 
     def _specs(self) -> dict[str, Field]:
         """How every field is stored, with what it is computed from."""
@@ -305,12 +302,13 @@ class Attempt:
         sample_s = self.probed.sample_s if self.probed else 0.0
         size = self.probed.sample_bytes if self.probed else 1
         began = time.monotonic()
-        workers = choice.start(
-            execution.early, plan.new, asked=self.options.workers, n=self.options.n_workers,
-            sample_s=sample_s, block=execution.block_size, given=given, reporter=self.reporter,
-            sample=self.probed.sample if self.probed else None, pin=self.device.type == "cuda",
-            hatched=[child for child in self.hatched if child.alive],
-        )  # fmt: skip
+        with choice.quick_switches():
+            workers = choice.start(
+                execution.early, plan.new, asked=self.options.workers, n=self.options.n_workers,
+                sample_s=sample_s, block=execution.block_size, given=given, reporter=self.reporter,
+                sample=self.probed.sample if self.probed else None, pin=self.device.type == "cuda",
+                hatched=[child for child in self.hatched if child.alive],
+            )  # fmt: skip
         self.choosing += time.monotonic() - began
         early = bool(execution.early.stages)
         group = choice.group_size(sample_s, execution.block_size, early=early, kind=workers.kind)

@@ -20,7 +20,7 @@ _WORTH_S = 10.0
 _WORTH_STARTING_S = 30.0
 """The same where no process was started ahead."""
 _FASTER = 1.2
-_TASK_S = {"threads": 0.002, "processes": 0.01}
+_TASK_S = {"threads": 0.002, "processes": 0.05}
 """A task for a worker takes about so long: handing one over costs some 50 µs, to a process some 300."""
 _HATCH_CORES = 4
 _HATCH_SAMPLES = 1000

@@ -117,13 +117,13 @@ class Rows:
         """Samples whose values have another shape than their field fail, each with the reason."""
         bad: dict[str, StageFailed] = {}
         for name, column in block.columns.items():
-            one = isinstance(column, Tensor)  # then all rows are alike
+            alike = isinstance(column, Tensor) and bool(block.keys)
+            if alike and schema.misfit(name, self._specs[name], block.keys[0], column[0]) is None:
+                continue
             for key, value in zip(block.keys, column, strict=True):
                 why = schema.misfit(name, self._specs[name], key, value)
                 if why is not None:
                     bad.setdefault(key, StageFailed(name, [key], why))
-                elif one:
-                    break
         if bad:
             block.leave_out(bad)
 

@@ -7,9 +7,11 @@ import resource
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,6 +28,11 @@ from frostline.store.snapshot import Snapshot
 _BIG_ROW = 16 << 10
 _COUNTED_SHARDS = 1 << 20
 _MOST_MAPPINGS = 30_000  # of the 65,530 that Linux gives a process
+
+
+Check = Literal["open", "files", "read"]
+"""What is compared beside structure: nothing, each file's checksum before its first row is read, or the
+checksum of each row whenever it is read."""
 
 
 def touched(shards: Array) -> Array:
@@ -60,12 +67,12 @@ _alive: weakref.WeakSet[ColumnReader] = weakref.WeakSet()
 class ColumnReader:
     """The rows of one field in one snapshot. Safe to use from many threads and after a fork."""
 
-    def __init__(self, snapshot: Snapshot, column: Column, *, verify: bool = False) -> None:
+    def __init__(self, snapshot: Snapshot, column: Column, *, check: Check = "open") -> None:
         self.snapshot = snapshot
         self.column = column
         self.spec = column.field
         self.table = snapshot.files(column)
-        self.verify = verify
+        self.check = check
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._lock = threading.Lock()
         _alive.add(self)
@@ -83,6 +90,8 @@ class ColumnReader:
                 self._open.move_to_end(number)
                 return found
         opened = open_shard(self.snapshot.root, self.column, self.table, number, self.snapshot.rows_per_shard)
+        if self.check == "files":
+            opened.verify_whole(int(self.table.xxh3[self.table.at(np.array([number]))[0]]))
         with self._lock:
             self._open[number] = opened
             while len(self._open) > self.most_open:
@@ -159,17 +168,17 @@ class ColumnReader:
             self._copy_small(part, shards, places, out)
         else:
             length = self.spec.item_shape[0] if chosen is not None else 1
-            for i, (shard, place) in enumerate(zip(shards.tolist(), places.tolist(), strict=True)):
-                source = self.shard(shard)
+            for start, stop in _runs(shards, places) if chosen is None else _singles(len(shards)):
+                source, place = self.shard(int(shards[start])), int(places[start])
                 if chosen is not None:
                     self._copy_lines(
-                        source, part, place * length, part.width // length, chosen[i], out[i], direct
+                        source, part, place * length, part.width // length, chosen[start], out[start], direct
                     )
                 elif direct:
-                    _pread(source, part, place, out[i])
+                    _pread(source, part, place, out[start:stop])
                 else:
-                    out[i] = source.view(part)[place]
-        if self.verify and part.name == "values":
+                    out[start:stop] = source.view(part)[place : place + stop - start]
+        if self.check == "read" and part.name == "values":
             self._verify(shards, places)
 
     def _copy_small(self, part: Part, shards: Array, places: Array, out: Array) -> None:
@@ -232,7 +241,7 @@ class ColumnReader:
                 _read_exactly(source, target, source.entries[part.name].start + begin * part.width)
             else:
                 target[:] = source.view(part)[begin:end]
-        if self.verify and part.name == "values":
+        if self.check == "read" and part.name == "values":
             self._verify(shards, places)
 
     def _verify(self, shards: Array, places: Array) -> None:
@@ -241,6 +250,16 @@ class ColumnReader:
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a ColumnReader holds open files; send the Store instead, it opens itself anew")
+
+
+def _runs(shards: Array, places: Array) -> Iterator[tuple[int, int]]:
+    """[start, stop) of rows that lie one after the other in one file: copied in one go."""
+    breaks = np.flatnonzero((np.diff(shards) != 0) | (np.diff(places) != 1)) + 1
+    yield from pairwise([0, *breaks.tolist(), len(shards)]) if len(shards) else ()
+
+
+def _singles(n: int) -> Iterator[tuple[int, int]]:
+    return ((i, i + 1) for i in range(n))
 
 
 def _pread(source: Shard, part: Part, place: int, out: Array) -> None:

@@ -273,10 +273,11 @@ def _view(data: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     )
 
 
-def read_now(sources: dict[str, Source], n_rows: int) -> dict[str, Any]:
-    """The fields in fresh memory, read by this thread."""
+def read_now(sources: dict[str, Source], n_rows: int, *, pinned: bool = False) -> dict[str, Any]:
+    """The fields in fresh memory, read by this thread; pinned: in memory a GPU can copy from by itself."""
     read = Read(sources, n_rows)
-    buffer = np.empty(read.n_bytes, np.uint8)
+    base = torch.empty(read.n_bytes, dtype=torch.uint8, pin_memory=pinned)
+    buffer = base.numpy()
     for task in read.tasks(buffer):
         task()
-    return read.finish(torch.from_numpy(buffer), buffer)
+    return read.finish(base, buffer)

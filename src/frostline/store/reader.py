@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar, get_args
 
 from frostline.errors import FieldError, StoreError, UsageError
 from frostline.store import extender
 from frostline.store.building import default_rows_per_shard
 from frostline.store.check import CheckResult, check_index, check_store
+from frostline.store.column import Check
 from frostline.store.extender import Extender
 from frostline.store.field import Field, check_fields
 from frostline.store.manifest import MAX_ROWS_PER_SHARD, Commit, commit_numbers
@@ -42,25 +43,27 @@ class Store(Table):
     [[4.0, 5.0, 6.0], [1.0, 2.0, 3.0]]
     """
 
-    def __init__(
-        self, path: PathLike, *, check: Literal["open", "read"] = "open", commit: int | None = None
-    ) -> None:
-        if check not in ("open", "read"):
+    def __init__(self, path: PathLike, *, check: Check = "open", commit: int | None = None) -> None:
+        if check not in get_args(Check):
             raise UsageError(
-                f"Store.open(check={check!r}): expected 'open' (structure, when opened) or 'read' (each "
-                f"row's checksum, when read)."
+                f"Store.open(check={check!r}): expected 'open' (structure, when opened), 'files' (each "
+                f"file's checksum too, before its first row is read) or 'read' (each row's, when read)."
             )
         self.path = _local(path)
         self._check = check
-        member = open_member(self.path, commit, verify=check == "read")
+        member = open_member(self.path, commit, check=check)
         super().__init__([member])
         self._snapshot = member.snapshot
-        if check == "read":
+        if check != "open":
             check_index(self._snapshot)
 
     @staticmethod
-    def open(path: PathLike, *, check: Literal["open", "read"] = "open") -> Store:
-        """The newest commit. check="read" compares every row with its checksum whenever it is read."""
+    def open(path: PathLike, *, check: Check = "open") -> Store:
+        """The newest commit.
+
+        check="read" compares every row with its checksum whenever it is read; "files" every file with its
+        own once, before its first row is read, which costs less where all rows are read.
+        """
         return Store(path, check=check)
 
     @staticmethod
@@ -156,7 +159,7 @@ class Store(Table):
         return (_reopen, (str(self.path), self._check, self.commit.number))
 
 
-def _reopen(path: str, check: Literal["open", "read"], commit: int) -> Store:
+def _reopen(path: str, check: Check, commit: int) -> Store:
     return Store(path, check=check, commit=commit)
 
 

@@ -129,6 +129,14 @@ class Shard:
                 f"writer.replace."
             )
 
+    def verify_whole(self, want: int) -> None:
+        """Compare the file with its checksum."""
+        if xxhash.xxh3_64_intdigest(self.map) != want:
+            raise StoreCorrupt(
+                f"{self.name} does not have its checksum; its bytes changed after writing. `frostline store "
+                f"check` lists all that is damaged; write those keys again with writer.replace."
+            )
+
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)

@@ -12,7 +12,7 @@ import numpy as np
 
 from frostline.batch import Batch, Ragged
 from frostline.errors import FieldError, KeyMissing, UsageError
-from frostline.store.column import ColumnReader
+from frostline.store.column import Check, ColumnReader
 from frostline.store.field import TEXT_LIKE, Field
 from frostline.store.manifest import load_manifest
 from frostline.store.pin import Pin
@@ -59,16 +59,16 @@ class Member:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a worker process opens the same commit anew; open files do not travel
-        verify = any(reader.verify for reader in self.readers.values())
+        check = next((reader.check for reader in self.readers.values()), "open")
         number = self.snapshot.commit.number
-        return (open_member, (self.snapshot.root, number, list(self.readers), verify, self.positions))
+        return (open_member, (self.snapshot.root, number, list(self.readers), check, self.positions))
 
 
 def open_member(
     root: Path,
     commit: int | None = None,
     names: Sequence[str] | None = None,
-    verify: bool = False,
+    check: Check = "open",
     positions: Array | None = None,
 ) -> Member:
     """The fields called `names` (None: all) of a commit (None: the newest)."""
@@ -77,7 +77,7 @@ def open_member(
     snapshot = Snapshot(root, rows_per_shard, pin.number)
     snapshot.pin = pin
     columns = [c for c in snapshot.commit.columns if names is None or c.name in names]
-    return Member(snapshot, {c.name: ColumnReader(snapshot, c, verify=verify) for c in columns}, positions)
+    return Member(snapshot, {c.name: ColumnReader(snapshot, c, check=check) for c in columns}, positions)
 
 
 class Keys(Sequence[str]):
@@ -176,10 +176,16 @@ class Table:
         batch = self.rows([key])
         return {name: value[0] for name, value in batch.items()}
 
-    def rows(self, which: Sequence[int | str] | Array, fields: Sequence[str] | None = None) -> Batch:
-        """Several rows, by position or key, as one batch in fresh memory."""
+    def rows(
+        self,
+        which: Sequence[int | str] | Array,
+        fields: Sequence[str] | None = None,
+        *,
+        pinned: bool = False,
+    ) -> Batch:
+        """Several rows, by position or key, as one batch in fresh memory (pinned: page-locked, for a GPU)."""
         positions = self.positions(which)
-        values = read_now(self.sources(self.names(fields), positions), len(positions))
+        values = read_now(self.sources(self.names(fields), positions), len(positions), pinned=pinned)
         return Batch(values, lambda: self.keys.at(positions))
 
     def positions(self, which: Sequence[int | str] | Array) -> Array:

@@ -6,19 +6,21 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import frostline as fl
-from frostline.errors import FieldError, StoreCorrupt
+from frostline.errors import FieldError, StoreCorrupt, UsageError
 from frostline.store.column import ColumnReader
 
 # a fork is what these tests are about; Python 3.12 warns when torch has threads
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 
-def _reader(store: Path, name: str, **options: bool) -> ColumnReader:
+def _reader(store: Path, name: str, **options: Any) -> ColumnReader:
     found = fl.Store.open(store)._snapshot
     column = found.commit.column(name)
     assert column is not None
@@ -27,7 +29,7 @@ def _reader(store: Path, name: str, **options: bool) -> ColumnReader:
 
 @pytest.mark.parametrize("direct", [False, True])
 def test_rows_are_copied_in_any_order_and_more_than_once(store: Path, direct: bool) -> None:
-    reader = _reader(store, "x", verify=True)
+    reader = _reader(store, "x", check="read")
     rows = np.array([9, 0, 5, 5, 3])
     (part,) = reader.spec.parts
     out = np.empty((5, part.width), np.uint8)
@@ -37,7 +39,7 @@ def test_rows_are_copied_in_any_order_and_more_than_once(store: Path, direct: bo
 
 @pytest.mark.parametrize("direct", [False, True])
 def test_ragged_rows_are_laid_end_to_end(store: Path, direct: bool) -> None:
-    reader = _reader(store, "tokens", verify=True)
+    reader = _reader(store, "tokens", check="read")
     shards, places = reader.locate(np.array([3, 4, 1, 7]))
     lengths = reader.lengths(shards, places)
     assert lengths.tolist() == [3, 0, 1, 3]
@@ -160,3 +162,33 @@ def test_a_text_that_does_not_decode_names_its_key(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
     with pytest.raises(StoreCorrupt, match=r"Key 'bad', field 't', shard 0"):
         fl.Store.open(tmp_path / "s").rows(["good", "bad"])
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_rows_that_lie_together_are_copied_together(tmp_path: Path, direct: bool) -> None:
+    root = tmp_path / "wide"
+    fields = {"x": fl.Field((8192,), "float32")}  # 32 KB a row: copied by runs
+    with fl.Store.create(root, fields, rows_per_shard=4) as writer:
+        for i in range(11):
+            writer.append(f"k{i}", {"x": torch.full((8192,), float(i))})
+    reader = _reader(root, "x")
+    (part,) = reader.spec.parts
+    for rows in ([0, 1, 2, 3, 4, 5, 6], [3, 4, 6, 7, 8], [5, 4, 3], [10], []):
+        out = np.empty((len(rows), part.width), np.uint8)
+        reader.copy(part, *reader.locate(np.array(rows, np.int64)), out, direct=direct)
+        assert out.view(np.float32)[:, 0].tolist() == rows
+        assert out.view(np.float32)[:, -1].tolist() == rows
+
+
+def test_a_damaged_file_is_refused_before_its_first_row_is_read(store: Path) -> None:
+    whole = fl.Store.open(store, check="files")
+    assert whole.rows([0, 9])["x"][:, 0].tolist() == [0, 9]
+    victim = sorted((store / "data").glob("*x*/*.safetensors"))[0]
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 1
+    victim.write_bytes(data)
+    assert len(fl.Store.open(store).rows([0])["x"])  # structure is whole
+    with pytest.raises(StoreCorrupt, match="does not have its checksum"):
+        fl.Store.open(store, check="files").rows([0])
+    with pytest.raises(UsageError, match="'files'"):
+        fl.Store.open(store, check="all")  # type: ignore[arg-type]

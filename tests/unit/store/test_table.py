@@ -137,7 +137,7 @@ def test_what_travels_is_the_snapshot(store: Path, row: Row) -> None:
         assert len(again) == len(thing)
     again = pickle.loads(pickle.dumps(found))  # noqa: S301
     assert list(again.keys) == [f"k{i}" for i in range(10)]
-    assert all(reader.verify for reader in again._members[0].readers.values())
+    assert all(reader.check == "read" for reader in again._members[0].readers.values())
 
 
 def test_whatever_is_made_from_a_store_keeps_its_snapshot_from_the_collector(store: Path) -> None:
