@@ -17,9 +17,17 @@ from frostline.execution.call import Ready
 from frostline.execution.columns import Column, Uneven, taken
 from frostline.execution.early import Block, Early, Loaded, one_thread, together
 from frostline.pipeline import Pipeline
+from frostline.stage import Stage
 
 _LARGEST_BLOCK = 1024
 _DEFAULT_BLOCK = 32
+
+
+def whole_chunks(stages: Iterable[Stage]) -> int:
+    """Samples that are whole chunks of every stage, where that is not too many; 0 where none takes chunks."""
+    chunks = [stage.chunk for stage in stages if stage.chunk]
+    common = math.lcm(*chunks) if chunks else 0
+    return common if common <= _LARGEST_BLOCK else max(chunks)
 
 
 class Execution:
@@ -60,10 +68,7 @@ class Execution:
 
     @property
     def block_size(self) -> int:
-        """Samples a block: whole chunks of every stage, where that is not too many."""
-        chunks = [stage.chunk for stage in self.late if stage.chunk]
-        common = math.lcm(*chunks) if chunks else _DEFAULT_BLOCK
-        return common if common <= _LARGEST_BLOCK else max(chunks)
+        return whole_chunks(self.late) or _DEFAULT_BLOCK
 
     def begin(self, places: Sequence[int], given: Mapping[str, Column] | None = None) -> Block:
         """Raw fields, and what is computed from single samples, here and now.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from frostline.errors import FreezeStopped
-from frostline.execution import Execution
+from frostline.execution import Execution, whole_chunks
 from frostline.execution.columns import Column
 from frostline.freezer import choice, schema
 from frostline.freezer.child import Child, close_all
@@ -281,9 +281,12 @@ class Attempt:
     def _rows_per_shard(self) -> int:
         """About 64 MB of whole chunks; where not even one stays below 512 MB, the largest part of one that
         does and divides it. The same for the same fields, on any machine.
+
+        Chunks of all frozen stages count, also of those whose fields may be added later: they will be
+        computed shard by shard.
         """
         usual = min(_MOST_ROWS, default_rows_per_shard(self.specs))
-        chunk = self.adding.block_size if self.adding.late else 1
+        chunk = whole_chunks(self.pipeline.frozen) or 1
         if usual >= chunk:
             return usual // chunk * chunk
         row_bytes = sum(1024 if spec.ragged else spec.row_bytes for spec in self.specs.values())

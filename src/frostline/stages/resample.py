@@ -29,6 +29,8 @@ def resized(x: Tensor, to: tuple[int, int], *, by: str, antialias: bool = True, 
     antialias: let the filter grow with the shrinking, as Pillow always does.
     exact: Pillow's whole numbers. Otherwise floats, without rounding in between.
     """
+    if x.shape[-2:] == to:
+        return x.to(torch.float32).contiguous()
     x = x.to(torch.int32 if exact else torch.float32)
     for axis, length in ((-1, to[1]), (-2, to[0])):
         if x.shape[axis] == length:

@@ -315,13 +315,13 @@ def test_what_will_be_done_is_said_before(root: Path) -> None:
 )
 def test_rows_of_a_shard(row: int, chunk: int | None, size: int) -> None:
     specs = {"x": fl.Field((row,), "uint8"), "_source.1": fl.Field((), "str")}
-    adding = SimpleNamespace(block_size=chunk or 32, late=[1] if chunk else [])
-    found = Attempt._rows_per_shard(SimpleNamespace(specs=specs, adding=adding))  # type: ignore[arg-type]
+    pipeline = SimpleNamespace(frozen=[SimpleNamespace(chunk=chunk)])
+    found = Attempt._rows_per_shard(SimpleNamespace(specs=specs, pipeline=pipeline))  # type: ignore[arg-type]
     assert found == size
 
 
 def test_ragged_rows_of_a_shard_count_as_a_kilobyte() -> None:
     specs = {"x": fl.Field((None, 1 << 20), "uint8"), "y": fl.Field((1 << 23,), "uint8")}
-    adding = SimpleNamespace(block_size=63, late=[1])
-    found = Attempt._rows_per_shard(SimpleNamespace(specs=specs, adding=adding))  # type: ignore[arg-type]
+    pipeline = SimpleNamespace(frozen=[SimpleNamespace(chunk=63)])
+    found = Attempt._rows_per_shard(SimpleNamespace(specs=specs, pipeline=pipeline))  # type: ignore[arg-type]
     assert found == 63  # 504 MB and 63 KB
