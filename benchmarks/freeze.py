@@ -64,7 +64,9 @@ class Case:
         options: dict[str, Any] = {"precision": self.precision, "compile": self.compile}
         return [
             self.frames,
-            fl.Stage("pixels", pixels, reads="frames", on="device", batch_size=self.chunk),
+            fl.Stage(
+                "pixels", pixels, reads="frames", on="device", batch_size=self.chunk, compile=self.compile
+            ),
             fl.Stage("features", network, reads="pixels", on="device", batch_size=self.chunk, **options),
         ]
 
@@ -235,12 +237,13 @@ class FromFrames(Frozen):
 
 
 def read_alone(root: Path) -> float:
-    """All frames of the store once, in blocks, into memory."""
+    """Frames of the store, in blocks, into memory, by one thread."""
     store = fl.Store.open(root)
+    n = min(len(store), 8192)
     began = time.perf_counter()
-    for start in range(0, len(store), 512):
-        store.rows(np.arange(start, min(len(store), start + 512)), ["frames"])
-    return len(store) / (time.perf_counter() - began)
+    for start in range(0, n, 512):
+        store.rows(np.arange(start, min(n, start + 512)), ["frames"])
+    return n / (time.perf_counter() - began)
 
 
 # --- the run ------------------------------------------------------------------------------------------
@@ -249,12 +252,12 @@ def read_alone(root: Path) -> float:
 def measure(case: Case, scratch: Path, pictures: Path, n: int, rounds: int) -> tuple[list[Any], list[Any]]:
     pipeline = fl.Pipeline(fl.Source.files(str(pictures / "*.jpg")), *case.stages())
     names = sorted(pictures.glob("*.jpg"))
-    alone, frozen = EncoderAlone(case), Frozen(pipeline, scratch, n)
+    alone, frozen = EncoderAlone(case), Frozen(pipeline, scratch, min(n, 16384))
     frozen.rate()  # files into the page cache, kernels compiled
-    few = names[: max(8, min(256, n // 16))]
+    few = names[: max(8, min(128, n // 16))]
     contestants: dict[str, Callable[[], float]] = {
         "decode alone, threads": lambda: decode_threads(
-            case, str(pictures / "*.jpg"), max(cores() * 16, n // 8)
+            case, str(pictures / "*.jpg"), min(1024, max(cores() * 16, n // 8))
         ),
         "decode alone, processes": lambda: decode_processes(case, pictures, min(n, 4096)),
         "encoder alone": lambda: alone.rate(3.0),
@@ -320,7 +323,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--samples", type=int, default=24576 if CUDA else 512)
+    parser.add_argument("--samples", type=int, default=49152 if CUDA else 512)
     parser.add_argument("--scratch", type=Path, help="where stores are written; default: a temporary folder")
     parser.add_argument("--only", help="only cases whose name contains this")
     parser.add_argument("--also", type=Path, help="another folder for the result")

@@ -24,7 +24,7 @@ _TASK_S = {"threads": 0.002, "processes": 0.05}
 """A task for a worker takes about so long: handing one over costs some 50 µs, to a process some 300."""
 _HATCH_CORES = 4
 _HATCH_SAMPLES = 1000
-_READERS = 6
+_READERS = 3
 """Threads that only read rows of a store: more get into each other's way, and that of the main thread."""
 _SWITCH_S = 0.0005
 

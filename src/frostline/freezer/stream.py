@@ -75,7 +75,9 @@ class Stream:
         self._size, self._kinds = execution.block_size, dict(kinds)
         self._group = min(group, self._size)
         room = max(1, AHEAD_BYTES // max(1, sample_bytes))
-        self._ahead = max(self._size, min(room, max(_AHEAD_BLOCKS * self._size, 3 * workers.n * self._group)))
+        # who only reads has one block in hand, and blocks are large and page-locked
+        tasks = 3 * workers.n if execution.early.stages else workers.n + 1
+        self._ahead = max(self._size, min(room, max(_AHEAD_BLOCKS * self._size, tasks * self._group)))
         self._turns = turns
 
     def items(self, segments: Iterable[Sequence[int]], stop: Callable[[], bool]) -> Iterator[Item]:
