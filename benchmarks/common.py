@@ -24,12 +24,25 @@ def versions(*more: str) -> dict[str, str]:
     return found | {name: installed[name.lower()] for name in (*PACKAGES, *more) if name.lower() in installed}
 
 
+def _ticks() -> tuple[int, int]:
+    """Clock ticks of all cores so far: in all, and those that the host of a virtual machine took away."""
+    stat = Path("/proc/stat")
+    counts = [int(word) for word in stat.read_text().split("\n")[0].split()[1:9]] if stat.exists() else []
+    return (sum(counts), counts[7]) if len(counts) == 8 else (0, 0)
+
+
+_BEGAN = _ticks()
+
+
 def machine() -> dict[str, Any]:
-    """The processor, and how many of its cores this process may use."""
+    """The processor, how many of its cores this process may use, and what share of them the host took."""
     model, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
     if info.exists() and (named := re.search(r"model name\s*:\s*(.+)", info.read_text())):
         model = named[1].strip()
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0))}
+    ticks, stolen = (now - then for now, then in zip(_ticks(), _BEGAN, strict=True))
+    return {
+        "cpu": model, "cores": len(os.sched_getaffinity(0)), "stolen": round(stolen / max(ticks, 1), 3)
+    }  # fmt: skip
 
 
 def device_name() -> str:
