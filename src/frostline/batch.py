@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from frostline.errors import UsageError
+
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
@@ -43,6 +45,11 @@ class Ragged:
     @property
     def lengths(self) -> Tensor:
         return self.offsets[1:] - self.offsets[:-1]
+
+    def part(self, start: int, stop: int) -> Ragged:
+        """Rows start … stop − 1, without a copy of the values."""
+        first, last = self.offsets[[start, stop]].tolist()
+        return Ragged(self.values[first:last], self.offsets[start : stop + 1] - first)
 
     def padded(self, value: float = 0, multiple: int = 1, side: Literal["left", "right"] = "right") -> Tensor:
         """One dense tensor `[rows, longest, …]`; the length is rounded up to a multiple of `multiple`."""
@@ -81,15 +88,43 @@ class Batch(dict[str, Any]):
     names.)
     """
 
-    def __init__(self, fields: dict[str, Any], keys: Sequence[str] | Callable[[], list[str]]) -> None:
+    def __init__(
+        self, fields: dict[str, Any], keys: Sequence[str] | Callable[[], list[str]] | None = None
+    ) -> None:
         super().__init__(fields)
         self._keys = keys
 
     @property
     def keys_of_rows(self) -> list[str]:
+        if self._keys is None:
+            raise UsageError(
+                "This batch was made anew from its fields by another library, and its keys are lost: read "
+                "keys_of_rows before that, or move it with batch.to(device)."
+            )
         if callable(self._keys):
             self._keys = self._keys()
         return list(self._keys)
 
+    @property
+    def n_rows(self) -> int:
+        """Rows of the batch; of its first part, where it has several (as an episode has)."""
+        first: Any = next(iter(self.values()), [])
+        return first.n_rows if isinstance(first, Batch) else len(first)
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Rows start … stop − 1, without a copy; a ragged field on a GPU costs a look at its offsets."""
+        if any(isinstance(value, Batch) for value in self.values()):
+            raise TypeError("a batch of several parts has no rows of its own that could be taken")
+        rows = {n: v.part(start, stop) if isinstance(v, Ragged) else v[start:stop] for n, v in self.items()}
+        return Batch(rows, lambda: self.keys_of_rows[start:stop])
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
+        """The same rows on a device, with their keys; what Lightning and Accelerate call."""
+        moved = {
+            n: v.to(device, non_blocking=non_blocking) if isinstance(v, Tensor | Ragged | Batch) else v
+            for n, v in self.items()
+        }
+        return Batch(moved, self._keys)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Batch, (dict(self), self.keys_of_rows))
+        return (Batch, (dict(self), None if self._keys is None else self.keys_of_rows))

@@ -87,7 +87,9 @@ class Stage:
                 otherwise the first samples show.
     batch_size: samples a call, always so many (the last call is padded), because a row's bits can differ
                 between batch shapes.
-    random:     fn is given `rng=`, a numpy Generator of (seed, epoch, sample key, stage); runs every epoch.
+    random:     fn is given `rng=` and runs every epoch. For one sample it is a numpy Generator of (seed,
+                epoch, sample key, stage); for a chunk it has such a stream for each row: `rng.uniform(3)`,
+                `rng.normal(3)`, `rng.integers(0, 2)` are tensors `[batch_size, …]`, `rng[i]` a Generator.
     eval:       what evaluation uses instead of a random fn; without it, evaluation is refused.
     version:    stands for the code in the fingerprint: you say when it changes. For code without source.
     precision:  "bf16" or "fp16": run a network's weights and inputs so. None: as they are.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal, get_args
@@ -14,6 +14,7 @@ from frostline.errors import UsageError
 from frostline.pipeline import Pipeline
 from frostline.stage import Lazy
 from frostline.tables import nearest
+from frostline.training import Training
 
 Better = Literal["lower", "higher"]
 MAIN = "data"
@@ -71,6 +72,9 @@ class Workload:
                field that holds each sample's split.
     group:     the field whose equal values stay together (frames of one video); default: the key.
     order:     an Order for training; default: fl.Shuffle.
+    training:  settings of the training, as {"precision": "bf16", "clip": 1.0}; see `frostline.training`.
+    checks:    check(model, batch, figures) for each: called before the first step with what the loss gave;
+               returns what is wrong, in a sentence, or None. It may raise as well.
     run:       instead of a model: an experiment, run(ctx).
     """
 
@@ -85,6 +89,8 @@ class Workload:
     group: str | None = None
     order: Any = None
     batch_size: int | None = None
+    training: Training | Mapping[str, Any] | None = None
+    checks: Sequence[Callable[..., str | None]] = ()
     run: Callable[..., Any] | None = None
     name: str | None = None
     """What stores and runs are filed under; set where a TARGET is resolved."""
@@ -124,11 +130,22 @@ class Workload:
         ]
         if type(self.batch_size) is not int or self.batch_size < 1:
             found.append(f"batch_size is {self.batch_size!r}; a whole number of at least 1")
+        found += self._training_problems()
         metric: Any = self.metric
         if metric is not None and not isinstance(metric, Metric):
             found.append(f"metric is {metric!r}; expected fl.Metric('loss', better='lower')")
         elif metric is not None and self.evaluate is None:
             found.append(f"metric {metric.name!r} needs evaluate=, a function that returns it")
+        return found
+
+    def _training_problems(self) -> list[str]:
+        found = [
+            f"checks has {check!r}; functions are expected" for check in self.checks if not callable(check)
+        ]
+        try:
+            Training.of(self.training)
+        except UsageError as e:
+            found += [f"training: {problem}" for problem in e.problems or [str(e)]]
         return found
 
     def _split_problems(self) -> list[str]:

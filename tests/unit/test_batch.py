@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import frostline as fl
+from frostline.errors import UsageError
 
 
 def ragged(*rows: list[int]) -> fl.Ragged:
@@ -79,3 +80,24 @@ def test_a_batch_travels() -> None:
     assert isinstance(other, fl.Batch)
     assert other.keys_of_rows == ["a", "b"]
     assert other["x"].tolist() == [0, 1]
+
+
+def test_a_batch_moves_with_its_keys_and_is_taken_in_part() -> None:
+    inner = fl.Batch({"y": torch.arange(3)}, ["a", "b", "c"])
+    ragged = fl.Ragged(torch.arange(6), torch.tensor([0, 1, 3, 6]))
+    batch = fl.Batch({"x": torch.arange(3), "t": ["p", "q", "r"], "r": ragged}, ["a", "b", "c"])
+    moved = batch.to("cpu")
+    assert (moved.keys_of_rows, moved["t"], moved.n_rows) == (["a", "b", "c"], ["p", "q", "r"], 3)
+    part = batch.part(1, 3)
+    assert (part["x"].tolist(), part["t"], part.keys_of_rows) == ([1, 2], ["q", "r"], ["b", "c"])
+    assert [row.tolist() for row in part["r"]] == [[1, 2], [3, 4, 5]]
+    several = fl.Batch({"inner": inner}, ["a", "b", "c"])
+    assert several.n_rows == 3
+    assert several.to("cpu")["inner"].keys_of_rows == ["a", "b", "c"]
+    with pytest.raises(TypeError, match="several parts"):
+        several.part(0, 1)
+
+
+def test_a_batch_made_anew_from_its_fields_says_that_its_keys_are_lost() -> None:
+    with pytest.raises(UsageError, match="its keys are lost"):
+        _ = fl.Batch({"x": torch.zeros(2)}).keys_of_rows

@@ -16,11 +16,19 @@ from frostline.stage import Lazy, Stage
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Ready:
-    """A stage whose function is loaded. Called with columns; gives back columns."""
+Rng = Callable[[Sequence[str]], Any]
+"""What a random stage draws from, for samples of these keys."""
 
-    def __init__(self, stage: Stage, device: torch.device) -> None:
+
+class Ready:
+    """A stage whose function is loaded. Called with columns; gives back columns.
+
+    inference: False where a network is trained on what comes out: autograd refuses inference tensors.
+    """
+
+    def __init__(self, stage: Stage, device: torch.device, *, inference: bool = True) -> None:
         self.stage = stage
+        self._without_gradients = torch.inference_mode if inference else torch.no_grad
         self.device = device if stage.on == "device" else torch.device("cpu")
         self.fn: Callable[..., Any] = stage.fn.get() if isinstance(stage.fn, Lazy) else stage.fn
         self.eager: nn.Module | None = None
@@ -38,52 +46,60 @@ class Ready:
         self.eager = module
         return torch.compile(module, dynamic=False)
 
-    def one(self, key: str, values: Sequence[Any]) -> dict[str, Any]:
+    def one(self, key: str, values: Sequence[Any], rng: Rng | None = None) -> dict[str, Any]:
         """Call a stage that takes one sample."""
+        extra = {} if rng is None else {"rng": rng([key])}
         try:
-            with torch.inference_mode():
-                result = self.fn(*values)
+            with self._without_gradients():
+                result = self.fn(*values, **extra)
         except Exception as e:
             raise StageFailed(self.stage.name, [key], described(e)) from e
         parts = self._parts(result, [key])
         return {name: self._dense(name, [key], as_value(value)) for name, value in parts.items()}
 
-    def many(self, keys: Sequence[str], columns: Sequence[Column]) -> dict[str, Column]:
+    def many(
+        self, keys: Sequence[str], columns: Sequence[Column], rng: Rng | None = None
+    ) -> dict[str, Column]:
         """Call a stage that takes chunks: as many calls as needed, each of the same size."""
         size = self.stage.chunk or 1
         pieces: dict[str, list[Column]] = {name: [] for name in self.stage.writes}
         for start in range(0, len(keys), size):
             some = keys[start : start + size]
             inputs = [column[start : start + size] for column in columns]
-            for name, column in self._chunk(some, inputs, size).items():
+            # rows that fill up the last call are the last one again, with its draws
+            filled = [*some, *[*some[-1:]] * (size - len(some))]
+            extra = {} if rng is None else {"rng": rng(filled)}
+            for name, column in self._chunk(some, inputs, size, extra).items():
                 pieces[name].append(column[: len(some)])
         return {name: joined(found) for name, found in pieces.items()}
 
-    def _chunk(self, keys: Sequence[str], columns: Sequence[Column], size: int) -> dict[str, Column]:
+    def _chunk(
+        self, keys: Sequence[str], columns: Sequence[Column], size: int, extra: dict[str, Any]
+    ) -> dict[str, Column]:
         names = self.stage.reads
         inputs = [
             self._cast(padded(stack(self.stage.name, n, keys, c, self.device), size))
             for n, c in zip(names, columns, strict=True)
         ]
         try:
-            with torch.inference_mode():
-                result = self.fn(*inputs)
+            with self._without_gradients():
+                result = self.fn(*inputs, **extra)
         except torch.OutOfMemoryError as e:
             raise ChunkTooLarge(self.stage.name, size, str(e).splitlines()[0]) from e
         except Exception as e:
-            if self._runs_eagerly(inputs):
+            if self._runs_eagerly(inputs, extra):
                 raise CompileFailed(self.stage.name, described(e)) from e
             raise StageFailed(self.stage.name, keys, described(e)) from e
         parts = self._parts(result, keys)
         return {name: self._column(name, keys, value, size) for name, value in parts.items()}
 
-    def _runs_eagerly(self, inputs: Sequence[Column]) -> bool:
+    def _runs_eagerly(self, inputs: Sequence[Column], extra: dict[str, Any]) -> bool:
         """Whether it is torch.compile that fails, and not the network."""
         if self.eager is None:
             return False
         try:
-            with torch.inference_mode():
-                self.eager(*inputs)
+            with self._without_gradients():
+                self.eager(*inputs, **extra)
         except Exception:  # noqa: BLE001 - the first error is the one that is raised
             return False
         return True

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from types import FrameType, TracebackType
-from typing import Any
 
 from frostline.freezer.progress import Reporter
+from frostline.signals import Signals
 
 
-class Stop:
+class Stop(Signals):
     """Asked between shards. As a context manager it takes the signals, if this is the main thread."""
 
     def __init__(self, max_hours: float | None, reporter: Reporter) -> None:
+        super().__init__(
+            lambda name: reporter.note(f"{name}: finishing this shard, then stopping. Once more stops now.")
+        )
         self._limit = None if max_hours is None else 3600 * max_hours
-        self._reporter = reporter
         self._began = self._shard_began = time.monotonic()
         self._longest = 0.0
         self._asked_before = False
-        self.why: str | None = None
-        self._before: dict[int, Any] = {}
 
     def __call__(self) -> bool:
         """Whether to stop before the next shard: asked to, or it would not be done in time.
@@ -37,24 +34,10 @@ class Stop:
             self.why = f"the time limit of {self._limit / 3600:g} h"
         return self.why is not None
 
+    def __enter__(self) -> Stop:
+        super().__enter__()
+        return self
+
     def start(self) -> None:
         """The first shard begins now."""
         self._shard_began = time.monotonic()
-
-    def __enter__(self) -> Stop:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._asked)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _asked(self, number: int, frame: FrameType | None) -> None:
-        if self.why is not None:
-            raise KeyboardInterrupt
-        self.why = signal.Signals(number).name
-        self._reporter.note(f"{self.why}: finishing this shard, then stopping. Once more stops now.")

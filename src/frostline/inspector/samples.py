@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from frostline import keyed
 from frostline.batch import Batch, Ragged
+from frostline.draws import Draws
 from frostline.errors import StageFailed, UsageError
 from frostline.execution import Block, Execution, Ready
 from frostline.execution.columns import Column, as_value, stackable, taken
@@ -99,39 +101,15 @@ def _picked(pipeline: Pipeline, keys: Sequence[str], columns: Mapping[str, Colum
 def _random(
     stage: Stage, keys: Sequence[str], columns: Mapping[str, Column], device: torch.device
 ) -> dict[str, Column]:
-    """A stage above the line. A random one gets its generator, one sample at a time."""
+    """What a stage above the line gives for these samples, drawn as in epoch 0 of seed 0."""
     ready = Ready(stage.with_options(compile=False), device)
     given = [columns[name] for name in stage.reads]
-    if not stage.random and stage.chunk:
-        return ready.many(keys, given)
-    rows = []
-    for i, key in enumerate(keys):
-        call = _Seeded(ready.fn, stage.name, key) if stage.random else None
-        rows.append(_one(ready, key, [column[i] for column in given], call))
+    if stage.chunk:
+        draws = partial(Draws, 0, 0, stage=stage.name, device=ready.device)
+        return ready.many(keys, given, draws if stage.random else None)
+    rng = (lambda one: keyed.generator(0, 0, one[0], stage.name)) if stage.random else None
+    rows = [ready.one(key, [column[i] for column in given], rng) for i, key in enumerate(keys)]
     return {name: [row[name] for row in rows] for name in stage.writes}
-
-
-class _Seeded:
-    """A random function with its generator."""
-
-    def __init__(self, fn: Any, stage: str, key: str) -> None:
-        self.fn, self.rng = fn, keyed.generator(0, 0, key, stage)
-
-    def __call__(self, *values: Any) -> Any:
-        return self.fn(*values, rng=self.rng)
-
-
-def _one(ready: Ready, key: str, values: list[Any], call: _Seeded | None) -> dict[str, Any]:
-    if call is None:
-        return ready.one(key, values)
-    plain, ready.fn = ready.fn, call
-    try:
-        if not ready.stage.chunk:
-            return ready.one(key, values)
-        single = [torch.as_tensor(as_value(v))[None] if stackable([v]) else [v] for v in values]
-        return {name: column[0] for name, column in ready.many([key], single).items()}
-    finally:
-        ready.fn = plain
 
 
 def collated(column: Column, device: torch.device) -> Any:

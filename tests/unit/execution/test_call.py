@@ -39,6 +39,32 @@ def test_text_is_given_as_a_list_and_a_list_may_come_back() -> None:
     assert stage.many(keys(4), [["a", "b", "c", "d"]])["stage"] == ["A", "B", "C", "D"]
 
 
+def test_a_random_stage_gets_what_it_draws_from_and_filled_up_rows_draw_as_the_last_one() -> None:
+    asked: list[list[str]] = []
+
+    def rng(names: Any) -> list[str]:
+        asked.append([*names])
+        return [*names]
+
+    def joined(x: Any, rng: list[str]) -> Any:
+        return [f"{value}{name}" for value, name in zip(x, rng, strict=True)]
+
+    stage = ready(joined, batch_size=2, random=True)
+    assert stage.many(keys(3), [["a", "b", "c"]], rng)["stage"] == ["ak0", "bk1", "ck2"]
+    assert asked == [["k0", "k1"], ["k2", "k2"]]
+    assert ready(joined, random=True).one("k7", [["a"]], rng)["stage"] == ["ak7"]
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 2}])
+def test_what_is_computed_for_training_can_take_part_in_it(options: Any) -> None:
+    net = nn.Linear(3, 2)
+    for inference in (True, False):
+        stage = Ready(fl.Stage("stage", net, reads="x", **options), CPU, inference=inference)
+        x = torch.ones(2, 3)
+        found = stage.many(keys(2), [x])["stage"] if options else stage.one("k0", [x])["stage"]
+        assert (found.is_inference(), found.requires_grad) == (inference, False)
+
+
 def test_nothing_to_do_is_done_without_a_call() -> None:
     assert ready(lambda x: 1 / 0, batch_size=2).many([], [[]]) == {"stage": []}
 

@@ -43,7 +43,7 @@ def test_random_stages_get_their_keyed_generator() -> None:
         fl.Stage("doubled", lambda x: 2 * x, reads="x"),
         fl.Stage("noisy", noise, reads="doubled", random=True),
         fl.Stage("summed", lambda x: x.sum(1), reads="noisy", batch_size=4),
-        fl.Stage("chunky", lambda x, rng: x + float(rng.random()), reads="x", random=True, batch_size=2),
+        fl.Stage("chunky", lambda x, rng: x + rng.uniform(1), reads="x", random=True, batch_size=2),
     )
     batch = training_batch(data, frozen_values(data, 3, CPU), CPU)
     drawn = keyed.generator(0, 0, "k1", "noisy").random()
