@@ -2,6 +2,7 @@
 
 frostline show examples/pictures.py
 frostline freeze examples/pictures.py n=200
+frostline train examples/pictures.py --steps 200
 """
 
 from __future__ import annotations
@@ -66,5 +67,5 @@ def workload(*, folder: str = "pictures", n: int = 48, size: int = 56, batch_siz
     )
     return fl.Workload(
         data, model=fl.lazy(nn.Linear, 48, 8), loss=loss, optimizer=adamw,
-        splits={"train": 0.9, "test": 0.1}, batch_size=batch_size,
+        splits={"train": 0.8, "val": 0.1, "test": 0.1}, batch_size=batch_size,
     )  # fmt: skip

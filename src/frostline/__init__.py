@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from frostline.stage import lazy as lazy
     from frostline.store import Field as Field
     from frostline.store import Store as Store
+    from frostline.trainer import train as train
     from frostline.workload import Metric as Metric
     from frostline.workload import Workload as Workload
 
@@ -53,6 +54,7 @@ _HOMES = {
     "cached": "frostline.freezer",
     "freeze": "frostline.freezer",
     "lazy": "frostline.stage",
+    "train": "frostline.trainer",
 }
 """Where each public name lives; the `TYPE_CHECKING` imports above say the same to type checkers."""
 
@@ -76,6 +78,7 @@ __all__ = [  # written out: type checkers read no expressions here
     "cached",
     "freeze",
     "lazy",
+    "train",
 ]
 
 

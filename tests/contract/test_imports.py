@@ -10,10 +10,13 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-GROUND = {"errors", "keyed", "timing", "batch", "wording"}
+GROUND = {"errors", "keyed", "timing", "batch", "wording", "signals"}
 
-DESCRIBED = GROUND | {"tables", "stage", "source", "pipeline", "workload"}
+DESCRIBED = GROUND | {"tables", "stage", "source", "pipeline", "training", "workload"}
 """What describes a workload, and runs nothing."""
+
+FROZEN = {"execution", "fingerprint", "inspector", "freezer", "store"}
+"""What computes the frozen part of it, once."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(GROUND, GROUND),
@@ -22,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stage": GROUND | {"store"},
     "source": {"errors", "tables"},
     "pipeline": {"errors", "tables", "stage", "source"},
+    "training": {"errors", "tables"},
     "workload": DESCRIBED,
     "typed": {"errors"},
     "parameters": {"errors", "typed"},
@@ -30,11 +34,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "drawing": {"layers", "pipeline", "stage"},
     "execution": DESCRIBED,
     "fingerprint": DESCRIBED,
-    "inspector": DESCRIBED | {"execution", "fingerprint"},
+    "inspector": DESCRIBED | {"draws", "execution", "fingerprint"},
     "freezer": DESCRIBED | {"execution", "fingerprint", "inspector", "store"},
     "stages": {"errors"},
     "feed": GROUND | {"store", "stage"},
-    "cli": DESCRIBED | {"store", "feed", "target", "drawing", "inspector", "freezer", "frostline"},
+    "draws": GROUND,
+    "supply": DESCRIBED | {"draws", "execution", "feed", "store"},
+    "scaling": set(),
+    "step": GROUND | {"scaling", "training", "workload"},
+    "trainer": DESCRIBED | {"step", "supply", "freezer", "fingerprint", "store"},
+    "cut": DESCRIBED | FROZEN | {"draws", "step", "feed", "supply"},
+    "cli": DESCRIBED | FROZEN | {"feed", "target", "drawing", "cut", "trainer", "frostline"},
 }
 """Nothing may import `cli`, which may import "frostline", the public names themselves.
 

@@ -19,11 +19,17 @@ from frostline.cli.graph import OverridesArgument, TargetArgument
 from frostline.cli.store import CodecOption, codecs_of
 
 if TYPE_CHECKING:
+    from frostline.cut import CutPlan, StepCost
     from frostline.freezer.attempt import Outcome
+    from frostline.freezer.options import Options
+    from frostline.pipeline import Pipeline
+    from frostline.workload import Workload
 
 _SHOWN = 10
 STOPPED = 3
 """The exit status of a run that ended in order, before all was done."""
+_EPOCHS = 10.0
+"""What a dry run compares cuts for, unless it is told."""
 
 
 def freeze(
@@ -53,8 +59,19 @@ def freeze(
         typer.Option("--paranoid", help="Compare all of each file's content, and networks by loading them."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be done, and what it would take.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Only say what would be done, and what it and every other cut would take."
+        ),
     ] = False,
+    for_epochs: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            help="Store what makes a training of so many epochs shortest, which may be nothing.",
+            show_default=False,
+        ),
+    ] = None,
     retry_bad: Annotated[
         bool, typer.Option("--retry-bad", help="Try samples again that are in quarantine.")
     ] = False,
@@ -81,10 +98,16 @@ def freeze(
     Killed or stopped, the same command goes on where it was. Nothing is stored that an audit
     refuses. Exit status 3: stopped before all was done.
 
+    With --dry-run, where there is no store yet, every cut is measured on a few samples and compared for
+    10 epochs; with --for-epochs for as many, and what is best is chosen (--cut overrides).
+
     \b
     frostline freeze my_work.py num_frames=16
+    frostline freeze my_work.py --dry-run --for-epochs 30
     frostline freeze my_work.py --cut frames,features --codec features=int8/token --max-hours 2
     """
+    from dataclasses import replace
+
     from frostline.errors import UsageError
     from frostline.freezer.options import Options
     from frostline.freezer.progress import Reporter
@@ -107,14 +130,65 @@ def freeze(
     for name, one in pipelines.items():
         if pipeline in (None, name):
             place = root if len(pipelines) == 1 else root / name
+            chosen = options
+            if for_epochs is not None or (dry_run and not place.exists()):
+                epochs = _EPOCHS if for_epochs is None else for_epochs
+                planned = _planned(resolved.workload, one, place, options, epochs)
+                if for_epochs is not None and cut is None:
+                    if not planned.cut:
+                        typer.echo("nothing was written; to store fields all the same, name them: --cut")
+                        continue
+                    chosen = replace(options, cut=planned.cut)
             try:
-                outcome = run(one, place, options, Reporter())
+                outcome = run(one, place, chosen, Reporter())
             except KeyboardInterrupt:
                 typer.echo(f"stopped at once: whole shards are kept. To go on: {again}", err=True)
                 raise
             _dry(outcome) if dry_run else _told(outcome, again=again)
             if outcome.stopped is not None:  # it is for all of them: the next pipeline is not begun either
                 raise typer.Exit(STOPPED)
+
+
+def _planned(workload: Workload, one: Pipeline, place: Path, options: Options, epochs: float) -> CutPlan:
+    """What every cut of a pipeline would take, said; and the plan."""
+    from dataclasses import replace
+
+    import torch
+
+    from frostline.cut import plan
+    from frostline.freezer.plan import chosen_cut
+    from frostline.freezer.progress import Reporter
+    from frostline.freezer.run import _with_options
+
+    if options.cut is not None:
+        chosen_cut(one, options.cut)  # what is wrong with it is said before anything is measured
+    data = _with_options(one, options)
+    whole = replace(workload, data=data) if len(workload.pipelines) == 1 else data
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    step = _step(whole, device) if isinstance(whole, type(workload)) else None
+    found = plan(
+        whole, epochs=epochs, device=device, step=step, n_workers=options.n_workers, limit=options.limit,
+        out=place, progress=Reporter().note,
+    )  # fmt: skip
+    typer.echo(found.table())
+    if options.codec:
+        typer.echo("note: the bytes above are those without --codec")
+    typer.echo("")
+    return found
+
+
+def _step(workload: Workload, device: str) -> StepCost | None:
+    """What a training step takes; None where nothing is trained, or it cannot be done, which is said."""
+    from frostline.cut import step_cost
+    from frostline.errors import FrostlineError
+
+    if workload.model is None:
+        return None
+    try:
+        return step_cost(workload, device=device)
+    except FrostlineError as e:  # frozen fields can be stored whatever is wrong with the model
+        typer.echo(f"the training step is not counted: {e}", err=True)
+        return None
 
 
 def _told(outcome: Outcome, *, again: str) -> None:

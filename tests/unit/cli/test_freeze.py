@@ -34,6 +34,19 @@ def nothing(): ...
 def workload(*, n: int = 12, note: str = ""):
     return fl.Workload(pipeline(n), run=nothing)
 
+def loss(model, batch):
+    return model(batch["y"].float()[:, None]).square().mean()
+
+def broken_loss(model, batch):
+    raise ValueError("no loss today")
+
+def trained(*, broken: bool = False):
+    import torch
+    return fl.Workload(
+        pipeline(12), model=fl.lazy(torch.nn.Linear, 1, 1), loss=broken_loss if broken else loss,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1), batch_size=4,
+    )
+
 def two():
     return fl.Workload({"first": pipeline(12), "second": pipeline(12)}, run=nothing)
 """
@@ -45,6 +58,9 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("FROSTLINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(attempt, "_MOST_ROWS", 4)  # three shards
+    monkeypatch.setattr("frostline.cut.walk._ROUND_S", 0.01)  # a dry run's figures need not be steady here
+    monkeypatch.setattr("frostline.cut.walk._LEAST_S", 0.005)
+    monkeypatch.setattr("frostline.cut.trial._SUPPLY_S", 0.05)
     (tmp_path / f"{NAME}.py").write_text(WORK)
     yield tmp_path
     sys.modules.pop(NAME, None)
@@ -85,9 +101,70 @@ def signalled(monkeypatch) -> Any:
 def test_a_dry_run_writes_nothing(freeze, folder: Path) -> None:
     code, out, _ = freeze(f"{NAME}.py", "--dry-run")
     assert code == 0
-    assert out.startswith("dry run: 12 samples, ")
-    assert out.endswith("nothing was written.\n")
+    last = out.splitlines()[-1]
+    assert last.startswith("dry run: 12 samples, ")
+    assert last.endswith("nothing was written.")
     assert not (folder / "stores").exists()
+
+
+def test_a_dry_run_compares_all_cuts(freeze) -> None:
+    _, out, _ = freeze(f"{NAME}.py", "--dry-run")
+    assert "all samples, for a run of 10 epochs" in out
+    assert "the training step was not measured" in out
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("Store ")] == ["Store"]
+
+
+def test_a_run_is_as_long_as_is_said_and_the_best_cut_is_frozen(freeze, folder: Path) -> None:
+    code, out, _ = freeze(f"{NAME}.py", "--dry-run", "--for-epochs", "1e9")
+    assert code == 0
+    assert "for a run of 1e+09 epochs" in out
+    assert "Store y: " in out
+    assert out.splitlines()[-1].startswith("dry run: 12 samples, ")
+    assert freeze(f"{NAME}.py", "--for-epochs", "1e9")[0] == 0
+    assert len(fl.Store.open(folder / "stores" / NAME)) == 12
+
+
+def test_where_nothing_pays_nothing_is_frozen_unless_it_is_asked_for(freeze, folder: Path) -> None:
+    code, out, _ = freeze(f"{NAME}.py", "--for-epochs", "1")
+    assert code == 0
+    assert "Store nothing: " in out
+    assert out.endswith("nothing was written; to store fields all the same, name them: --cut\n")
+    assert not (folder / "stores").exists()
+    code, out, _ = freeze(f"{NAME}.py", "--for-epochs", "1", "--cut", "y")
+    assert code == 0
+    assert "Store nothing: " in out
+    assert len(fl.Store.open(folder / "stores" / NAME)) == 12
+
+
+def test_a_dry_run_of_a_store_that_is_there_compares_cuts_only_if_it_is_asked_to(freeze) -> None:
+    freeze(f"{NAME}.py")
+    assert "Store " not in freeze(f"{NAME}.py", "--dry-run")[1]
+    assert "Store " in freeze(f"{NAME}.py", "--dry-run", "--for-epochs", "3")[1]
+
+
+def test_each_of_several_pipelines_is_planned(freeze) -> None:
+    code, out, _ = freeze(f"{NAME}.py:two", "--dry-run")
+    assert code == 0
+    assert out.count("all samples, for a run of 10 epochs") == 2
+
+
+def test_the_step_of_a_model_counts_and_one_that_fails_is_told(freeze) -> None:
+    code, out, _ = freeze(f"{NAME}.py:trained", "--dry-run")
+    assert code == 0
+    assert "the training step was not measured" not in out
+    code, out, err = freeze(f"{NAME}.py:trained", "broken=true", "--dry-run")
+    assert code == 0
+    assert "the training step was not measured" in out
+    assert "the training step is not counted: " in err
+    assert "no loss today" in err
+    assert "Traceback" not in err
+
+
+def test_codecs_and_limits_of_a_dry_run_are_told_and_counted(freeze) -> None:
+    code, out, _ = freeze(f"{NAME}.py", "--dry-run", "--codec", "y=fp16", "--limit", "5")
+    assert code == 0
+    assert "note: the bytes above are those without --codec" in out
+    assert "of 5:" in out.splitlines()[0]
 
 
 def test_all_is_done_and_then_there_is_nothing_to_do(freeze, folder: Path) -> None:
@@ -180,6 +257,8 @@ def test_stopped_in_one_pipeline_the_next_is_not_begun(freeze, signalled, folder
         ([f"{NAME}.py:two", "--pipeline", "secund"], "has no pipeline 'secund' (did you mean 'second'?)"),
         ([f"{NAME}.py", "m=3"], "m: no such parameter"),
         ([f"{NAME}.py", "--cut", "z"], "'z'"),
+        ([f"{NAME}.py", "--cut", "z", "--dry-run"], "'z'"),
+        ([f"{NAME}.py", "--for-epochs", "0"], "epochs is 0.0; expected a number above 0"),
         (["h8_not_there.py"], "h8_not_there.py"),
     ],
 )

@@ -1,0 +1,233 @@
+"""What the cut planner says before a run, against what then happens.
+
+    .venv/bin/python benchmarks/cut.py
+
+Three workloads made on the spot, whose best cuts differ: decoding large pictures (store the frames, since a
+random crop comes after them), a frozen encoder (store its features), and numbers that cost next to nothing
+(store nothing). For each, the plan is made from 5 % of the samples; then the chosen cut and its rival are
+really frozen and run for some epochs: batches as a training gets them, and its step. One epoch warms up, and
+is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import ROOT, device_name, goal, print_table, write_results
+from torch import nn
+
+import frostline as fl
+from frostline.cut import CutPlan, Option, plan, step_cost
+from frostline.freezer.options import Options
+from frostline.freezer.progress import Reporter
+from frostline.freezer.run import run
+from frostline.step import Step
+from frostline.supply import supply
+from frostline.timing import spread
+from frostline.training import Training
+
+WITHIN = 0.15
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload, for how long it is to run, and where the line should be."""
+
+    name: str
+    make: Callable[[Path], fl.Workload]
+    epochs: int
+    best: tuple[str, ...]
+    rival: tuple[str, ...]
+    """Another cut that is run too: a choice between two is only as good as both figures."""
+
+
+# --- the workloads ------------------------------------------------------------------------------------
+
+
+def make_pictures(folder: Path, n: int) -> None:
+    from PIL import Image
+
+    folder.mkdir()
+    for i in range(n):
+        place = folder / f"{i:05d}.jpg"
+        if i >= 16:  # 16 different ones, copied: every file is opened, read and decoded all the same
+            shutil.copyfile(folder / f"{i % 16:05d}.jpg", place)
+            continue
+        noise = np.random.default_rng(i).integers(0, 256, (48, 64, 3), np.uint8)
+        Image.fromarray(noise).resize((1280, 960)).save(place, quality=90)
+
+
+def decode(path: str) -> np.ndarray[Any, Any]:
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        return np.asarray(picture.convert("RGB").resize((128, 96))).transpose(2, 0, 1).copy()
+
+
+def crop(frame: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    y, x = int(rng.integers(0, 17)), int(rng.integers(0, 49))
+    return frame[:, y : y + 80, x : x + 80].float() / 255
+
+
+def trained(model: Callable[[], nn.Module], data: fl.Pipeline, reads: str, batch_size: int) -> fl.Workload:
+    return fl.Workload(
+        data, model=fl.lazy(model), loss=lambda net, batch: net(batch[reads].float()).square().mean(),
+        optimizer=lambda net: torch.optim.AdamW(net.parameters(), 1e-4), batch_size=batch_size,
+    )  # fmt: skip
+
+
+def small_conv() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 8, stride=4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4))
+
+
+def decoding(scratch: Path) -> fl.Workload:
+    make_pictures(scratch / "pictures", 480)
+    data = fl.Pipeline(
+        fl.Source.files(str(scratch / "pictures" / "*.jpg")),
+        fl.Stage("frames", decode, reads="path"),
+        fl.Stage("crop", crop, reads="frames", random=True),
+    )
+    model = small_conv()
+    model(torch.zeros(1, 3, 80, 80))
+    return trained(lambda: model, data, "crop", 32)
+
+
+def drawn(number: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(number).random((64, 192), np.float32))
+
+
+def encoder() -> nn.Module:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(192, 3, 768, batch_first=True, dropout=0.0)
+    net = nn.Sequential(nn.TransformerEncoder(layer, 4, enable_nested_tensor=False))
+    return net.eval().requires_grad_(False)
+
+
+def encoding(scratch: Path) -> fl.Workload:
+    data = fl.Pipeline(
+        fl.Source.table([{"key": f"{i:05d}", "number": i} for i in range(640)]),
+        fl.Stage("patches", drawn, reads="number"),
+        fl.Stage("features", fl.lazy(encoder), reads="patches", on="device", batch_size=16),
+    )
+    return trained(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64 * 192, 64)), data, "features", 32)
+
+
+def scaled(number: float) -> torch.Tensor:
+    return torch.full((64,), number).cos()
+
+
+def numbers(scratch: Path) -> fl.Workload:
+    data = fl.Pipeline(
+        fl.Source.table([{"key": f"{i:05d}", "number": float(i)} for i in range(8000)]),
+        fl.Stage("scaled", scaled, reads="number"),
+    )
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1))
+    return trained(lambda: model, data, "scaled", 64)
+
+
+CASES = [
+    Case("decoding", decoding, 10, ("frames",), ()),
+    Case("encoder", encoding, 10, ("features",), ()),
+    Case("cheap numbers", numbers, 2, (), ("scaled",)),
+]
+
+
+# --- what happens -------------------------------------------------------------------------------------
+
+
+def epochs(work: fl.Workload, store: fl.Store | None, n: int) -> list[float]:
+    """Seconds of each of n epochs, after one that warms up."""
+    model = work.model.get().to(DEVICE).train()
+    step = Step(model, work.loss, work.optimizer(model), training=Training(), device=DEVICE)  # type: ignore
+    stores = None if store is None else {"data": store}
+    batches = supply(work, stores, split=None, batch_size=work.batch_size or 1, device=DEVICE)
+    took = []
+    for _ in range(n + 1):
+        began = time.perf_counter()
+        for batch in batches:
+            step(batch)
+        if CUDA:
+            torch.cuda.synchronize()
+        took.append(time.perf_counter() - began)
+    batches.close()
+    return took[1:]
+
+
+def happened(case: Case, work: fl.Workload, option: Option, scratch: Path, rounds: int) -> dict[str, Any]:
+    """A cut's forecast beside what it really takes."""
+    store, written, froze = None, 0, 0.0
+    if option.fields:
+        data = next(iter(work.pipelines.values()))
+        root = scratch / "store"
+        outcome = run(data, root, Options(cut=option.fields), Reporter(quiet=True))
+        store, froze = outcome.store, outcome.seconds
+        written = sum(p.stat().st_size for p in root.rglob("*") if p.is_file())
+    took = spread(epochs(work, store, rounds))
+    shutil.rmtree(scratch / "store", ignore_errors=True)
+    return {
+        "case": case.name, "stored": option.name, "epoch_forecast_s": option.epoch_s,
+        "epoch_s": took.median, "low": took.low, "high": took.high,
+        "epoch_off": option.epoch_s / took.median - 1,
+        "bytes_forecast": option.bytes, "bytes": written,
+        "bytes_off": option.bytes / written - 1 if written else 0.0,
+        "freeze_forecast_s": option.freeze_s, "freeze_s": froze,
+    }  # fmt: skip
+
+
+def measure(case: Case, scratch: Path, rounds: int) -> tuple[list[Any], list[Any]]:
+    work = case.make(scratch)
+    step = step_cost(work, device=DEVICE)
+    began = time.perf_counter()
+    found: CutPlan = plan(work, epochs=case.epochs, device=DEVICE, step=step, out=scratch / "store")
+    print(f"\n{case.name}: planned in {time.perf_counter() - began:.1f} s\n{found.table()}", flush=True)
+    rows = []
+    for cut in (case.best, case.rival):
+        option = found.option(cut)
+        if option is not None:
+            rows.append(happened(case, work, option, scratch, rounds))
+    goals = [
+        goal(f"{case.name}: {' and '.join(case.best) or 'nothing'} chosen", 1, int(found.cut == case.best))
+    ]
+    for row in rows:
+        what = f"{case.name}, {row['stored']} stored"
+        goals.append(goal(f"{what}: epoch forecast off by", WITHIN, abs(row["epoch_off"]), at_most=True))
+        if row["bytes"]:
+            goals.append(goal(f"{what}: bytes forecast off by", WITHIN, abs(row["bytes_off"]), at_most=True))
+    return rows, goals
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="epochs that are timed")
+    parser.add_argument("--only", help="only cases whose name contains this")
+    parser.add_argument("--also", type=Path, help="another folder for the result")
+    given = parser.parse_args()
+    command = " ".join(["benchmarks/cut.py", *sys.argv[1:]])
+    rows, goals = [], []
+    for case in CASES:
+        if not given.only or given.only in case.name:
+            with tempfile.TemporaryDirectory() as folder:
+                some, reached = measure(case, Path(folder), given.rounds)
+            print_table(case.name, some)
+            rows += some
+            goals += reached
+    kept = write_results("cut", device_name(), rows, goals, command, also=given.also)
+    print(f"kept in {kept.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""The training loop against the shortest loop one could write, and training from a feed against one batch.
+
+    .venv/bin/python benchmarks/train_overhead.py                           2 cores, no GPU
+    PYTHONPATH=src python3 benchmarks/train_overhead.py                     on the GPU
+
+Overhead: the same model, the same batch on the device, blocks of steps of either loop in turns. Ours logs
+every 10 steps, counts, watches for numbers that are none and for memory; the other calls loss, backward,
+step, zero_grad and nothing else.
+
+Feed (GPU only): rows of 6 MB from a store in memory, through supply, feed and step, against the same step on
+one batch that stays on the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import device_name, goal, print_table, write_results
+from torch import Tensor, nn
+
+import frostline as fl
+from frostline.batch import Batch
+from frostline.step import Step
+from frostline.supply import supply
+from frostline.timing import interleave, spread
+from frostline.trainer.checkpoint import Checkpoints
+from frostline.trainer.distributed import Single
+from frostline.trainer.limits import Limits
+from frostline.trainer.loop import Loop, Parts
+from frostline.trainer.progress import TrainProgress
+from frostline.trainer.recorder import Recorder
+from frostline.trainer.schedule import Schedule
+from frostline.training import Training
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+FRAMES, TOKENS, WIDTH = 16, 325, 384
+
+
+class Perceptron(nn.Module):
+    """About 20 ms a step of 64 rows on two cores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(4)]
+        self.layers = nn.Sequential(*layers, nn.Linear(1024, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+class Foveated(nn.Module):
+    """The step of a foveated video model: queries look at stored features, a language model of SmolLM2-135M's
+    size reads one token a frame and asks the next queries. A coarse pass, two fine ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import LlamaConfig, LlamaModel
+
+        shape = {
+            "hidden_size": 576,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+        }
+        config = LlamaConfig(**shape, intermediate_size=1536, vocab_size=8, max_position_embeddings=64)
+        self.llm = LlamaModel(config)
+        self.static = nn.Parameter(torch.randn(WIDTH))
+        self.query, self.token = nn.Linear(576, WIDTH, bias=False), nn.Linear(WIDTH, 576)
+        self.head = nn.Linear(576, WIDTH)
+
+    def forward(self, x_BTND: Tensor) -> Tensor:
+        query = self.static.expand(*x_BTND.shape[:2], 1, WIDTH)
+        total = x_BTND.new_zeros((), dtype=torch.float32)
+        for _ in range(3):
+            seen = nn.functional.scaled_dot_product_attention(query.to(x_BTND.dtype), x_BTND, x_BTND)
+            hidden = self.llm(inputs_embeds=self.token(seen.squeeze(2))).last_hidden_state
+            query = self.query(hidden).unsqueeze(2)
+            total = total + (self.head(hidden).float() - x_BTND.mean(2).float()).square().mean()
+        return total
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    return model(batch["x"]).square().mean() if not CUDA else model(batch["x"])
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), 1e-5, fused=True if CUDA else None)
+
+
+class OneBatch:
+    """Stands for a supply: the same batch for ever."""
+
+    epoch = 0
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def n_batches(self, epoch: int | None = None) -> int:
+        return 1000
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": 0, "cursor": 0}
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            yield self._batch
+
+
+def make(batch: Batch, folder: Path) -> tuple[Callable[[int], float], Callable[[int], float]]:
+    """Seconds a step of n steps, of our loop and of the loop by hand, each with its own model."""
+    precision = "bf16" if CUDA else "fp32"
+    model = new_model()
+    data = fl.Pipeline(fl.Source.table([{"key": "a", "x": 0.0}]))
+    size = batch.n_rows
+    work = fl.Workload(data, model=model, loss=loss, optimizer=adamw, batch_size=size, name="overhead")
+    optimizer = adamw(model)
+    step = Step(model, loss, optimizer, training=Training(precision=precision, log_every=10), device=DEVICE)  # type: ignore[arg-type]
+    limits = Limits(None, print)
+    source: Any = OneBatch(batch)
+    loop = Loop(
+        Parts(work, step, source, None, Schedule("constant"), None, limits, Checkpoints(folder / "ck"),
+              Recorder(folder), TrainProgress(quiet=True), Single())
+    )  # fmt: skip
+    batches = loop._batches()
+    plain, other = new_model(), None
+    other = adamw(plain)
+
+    def ours(n: int) -> float:
+        began = time.perf_counter()
+        for _ in range(n):
+            loop._one(next(batches))
+            loop._between()
+        return done(began, n)
+
+    def by_hand(n: int) -> float:
+        began = time.perf_counter()
+        for _ in range(n):
+            with torch.autocast(DEVICE, torch.bfloat16, enabled=CUDA):
+                value = loss(plain, batch)
+            value.backward()
+            other.step()
+            other.zero_grad(set_to_none=True)
+        return done(began, n)
+
+    return ours, by_hand
+
+
+def done(began: float, n: int) -> float:
+    if CUDA:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / n
+
+
+def new_model() -> nn.Module:
+    torch.manual_seed(0)
+    return (Foveated() if CUDA else Perceptron()).to(DEVICE)
+
+
+def new_batch(rows: int) -> Batch:
+    torch.manual_seed(1)
+    if CUDA:
+        x = torch.randn(rows, FRAMES, TOKENS, WIDTH, device=DEVICE, dtype=torch.float16).bfloat16()
+    else:
+        x = torch.randn(rows, 1024)
+    return Batch({"x": x}, [str(i) for i in range(rows)])
+
+
+def overhead(rounds: int, folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    ours, by_hand = make(new_batch(64), folder)
+    n = 10 if CUDA else 20
+    for one in (ours, by_hand):
+        one(n)
+    found = interleave({"frostline": lambda: ours(n), "by hand": lambda: by_hand(n)}, rounds=rounds)
+    rows = []
+    for name, values in found.items():
+        s = spread([1000 * v for v in values])
+        rows.append({"what": f"step, {name}", "ms": s.median, "low": s.low, "high": s.high})
+    ratios = [a / b - 1 for a, b in zip(found["frostline"], found["by hand"], strict=True)]
+    share = statistics.median(ratios)
+    rows.append(
+        {
+            "what": "overhead, % of a step",
+            "ms": 100 * share,
+            "low": 100 * min(ratios),
+            "high": 100 * max(ratios),
+        }
+    )
+    return rows, [
+        goal("overhead over a loop by hand, share of the step", 0.01 if CUDA else 0.02, share, at_most=True)
+    ]
+
+
+def from_feed(rounds: int, folder: Path, n_rows: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    root = folder / "store"
+    with fl.Store.create(root, {"x": fl.Field((24, TOKENS, WIDTH), "float16")}) as writer:
+        for start in range(0, n_rows, 16):
+            values = torch.randn(16, 24, TOKENS, WIDTH, device=DEVICE).half().cpu()
+            writer.append_batch([f"k{start + i:05d}" for i in range(16)], {"x": values}, take=True)
+    table = [{"key": f"k{i:05d}", "x": 0.0} for i in range(n_rows)]
+    data = fl.Pipeline(fl.Source.table(table), outputs=("x",))
+    work = fl.Workload(data, run=print, name="feed")
+    batches = supply(
+        work, {"data": fl.Store.open(root)}, split=None, batch_size=64, device=DEVICE, tier="pinned"
+    )
+    model = new_model()
+    step = Step(model, sixteen, adamw(model), training=Training(precision="bf16"), device=DEVICE)
+    first = next(iter(batches))
+    step(first)
+
+    def fed() -> float:
+        n, began = 0, time.perf_counter()
+        for batch in batches:
+            step(batch)
+            n += batch.n_rows
+        return n / (done(began, 1))
+
+    def kept() -> float:
+        began = time.perf_counter()
+        for _ in range(n_rows // 64):
+            step(first)
+        return n_rows / done(began, 1)
+
+    for one in (fed, kept):
+        one()
+    found = interleave({"from a feed": fed, "one batch kept": kept}, rounds=rounds)
+    rows = []
+    for name, values in found.items():
+        s = spread(values)
+        rows.append({"what": f"samples/s, {name}", "samples_per_s": s.median, "low": s.low, "high": s.high})
+    share = statistics.median(
+        [a / b for a, b in zip(found["from a feed"], found["one batch kept"], strict=True)]
+    )
+    batches.close()
+    return rows, [goal("training from a feed of 6 MB rows, share of one batch that stays", 0.97, share)]
+
+
+def sixteen(model: nn.Module, batch: Batch) -> Tensor:
+    out: Tensor = model(batch["x"][:, :FRAMES].bfloat16())
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rows", type=int, default=384, help="rows of 6 MB in the store of the feed")
+    parser.add_argument("--also", type=Path, help="another folder for the result")
+    given = parser.parse_args()
+    command = " ".join(["benchmarks/train_overhead.py", *sys.argv[1:]])
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        rows, goals = overhead(given.rounds, folder)
+        print_table("overhead", rows)
+        if CUDA:
+            more, reached = from_feed(given.rounds, folder, given.rows)
+            print_table("from a feed", more)
+            rows, goals = rows + more, goals + reached
+    kept = write_results("train_overhead", device_name(), rows, goals, command, also=given.also)
+    print(f"kept in benchmarks/results/{kept.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""`frostline train TARGET` and `frostline evaluate TARGET`.
+
+Exit status: 0 when the training is done, or was stopped in order (the time limit, SIGTERM, Ctrl-C once: the
+checkpoint is written and the same command goes on); 1 for an error; 130 when it was interrupted twice.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from frostline.cli.graph import OverridesArgument, TargetArgument
+
+DeviceOption = Annotated[
+    str | None, typer.Option(help="Where it runs: cuda, cuda:1, cpu; default: a GPU if there is one.")
+]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option(metavar="STORE", help="The store of the frozen fields; default: stores/TARGET."),
+]
+LiveOption = Annotated[
+    bool, typer.Option("--live", help="No store: compute the frozen fields each time. The honest baseline.")
+]
+
+
+def train(
+    target: TargetArgument,
+    overrides: OverridesArgument = None,
+    steps: Annotated[int | None, typer.Option(help="The end, in optimiser steps over all calls.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="The end, in epochs over all calls.")] = None,
+    max_hours: Annotated[
+        float | None, typer.Option(help="This call ends after so long; the same command goes on.")
+    ] = None,
+    schedule_hours: Annotated[
+        float | None, typer.Option(help="Bind the rate's schedule to so many hours over all calls.")
+    ] = None,
+    resume: Annotated[
+        str, typer.Option(metavar="auto|never|PATH", help="Go on with the newest run of these settings.")
+    ] = "auto",
+    init_from: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Begin with the weights of a checkpoint or file.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The run's folder; default: runs/TARGET/TIME.")
+    ] = None,
+    store: StoreOption = None,
+    live: LiveOption = False,
+    device: DeviceOption = None,
+    precision: Annotated[
+        Literal["fp32", "tf32", "bf16", "fp16"] | None, typer.Option(help="Default: the workload's.")
+    ] = None,
+    microbatch: Annotated[
+        int | None, typer.Option(help="Rows a pass; gradients of a larger batch are added up.")
+    ] = None,
+    schedule: Annotated[
+        Literal["constant", "cosine", "linear", "wsd"] | None, typer.Option(help="Of the learning rate.")
+    ] = None,
+    compile: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Of weights, order and augmentation.")] = None,
+    log_every: Annotated[int | None, typer.Option(help="Steps between two lines of metrics.")] = None,
+    eval_every: Annotated[int | None, typer.Option(help="Steps between two evaluations.")] = None,
+    save_every: Annotated[int | None, typer.Option(help="Steps between two checkpoints.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="A failing compilation is an error.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Metrics to TensorBoard too.")] = False,
+    wandb: Annotated[
+        str | None, typer.Option(metavar="PROJECT", help="Metrics to this project of W&B too.")
+    ] = None,
+) -> None:
+    """Train the workload's model on what the store holds. Killed, the same command goes on.
+
+    The store is made or completed first. Metrics go to metrics.jsonl, checkpoints to checkpoints/ in
+    the run's folder.
+
+    \b
+    frostline train my_work.py --steps 10000
+    frostline train my_work.py batch_size=128 --max-hours 2 --precision bf16
+    torchrun --nproc-per-node 2 -m frostline train my_work.py --epochs 10
+    """
+    from frostline.target import resolve
+    from frostline.trainer.run import train as train_workload
+
+    resolved = resolve(target, overrides or [])
+    settings = {
+        "precision": precision, "microbatch": microbatch, "schedule": schedule, "compile": compile or None,
+        "seed": seed, "log_every": log_every, "eval_every": eval_every, "save_every": save_every,
+    }  # fmt: skip
+    again = shlex.join(["frostline", *sys.argv[1:]])
+    try:
+        result = train_workload(
+            resolved.workload, steps=steps, epochs=epochs, max_hours=max_hours, schedule_hours=schedule_hours,
+            resume=resume, init_from=init_from, out=out, store=store, live=live, device=device,
+            training=settings, strict=strict, tensorboard=tensorboard, wandb=wandb or False,
+            parameters={name: _plain(value) for name, value in resolved.given.items()},
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        typer.echo(f"stopped at once: the last checkpoint is kept. To go on: {again}", err=True)
+        raise
+    figures = {**result.figures, **result.evaluation}
+    told = ", ".join(f"{n} {v:.4g}" for n, v in figures.items() if n in ("loss", *result.evaluation))
+    if result.stopped is not None:
+        typer.echo(f"stopped ({result.stopped}) at step {result.step:,}: {told}; {result.folder}")
+        typer.echo(f"Run the same again to go on: {again}")
+    else:
+        typer.echo(f"ok: {result.step:,} steps, {result.epoch:.2f} epochs: {told}; {result.folder}")
+
+
+def evaluate(
+    target: TargetArgument,
+    overrides: OverridesArgument = None,
+    checkpoint: Annotated[
+        Path, typer.Option(metavar="PATH", help="A checkpoint, or a run's folder: its newest one.")
+    ] = Path("runs"),
+    split: Annotated[
+        str | None, typer.Option(help="The samples to look at; default: test, else val.", show_default=False)
+    ] = None,
+    store: StoreOption = None,
+    live: LiveOption = False,
+    device: DeviceOption = None,
+    precision: Annotated[
+        Literal["fp32", "tf32", "bf16", "fp16"] | None, typer.Option(help="Default: the workload's.")
+    ] = None,
+) -> None:
+    """The figures of a checkpoint's model on samples that it was not trained on.
+
+    \b
+    frostline evaluate my_work.py --checkpoint runs/my_work/2026-11-15T12-00-00
+    frostline evaluate my_work.py --checkpoint runs/mine/checkpoints/best --split val
+    """
+    from frostline.target import resolve
+    from frostline.trainer.run import evaluate as evaluate_workload
+
+    resolved = resolve(target, overrides or [])
+    figures = evaluate_workload(
+        resolved.workload, checkpoint, split=split, store=store, live=live, device=device,
+        training={"precision": precision},
+    )  # fmt: skip
+    for name, value in figures.items():
+        typer.echo(f"{name}: {value:.6g}")
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,0 +1,132 @@
+"""A run's folder: which one a call goes on in, what it was started with, and one process at a time in it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frostline.errors import UsageError
+from frostline.trainer.checkpoint import Checkpoints, find, load
+
+RUN = "run.json"
+CHECKPOINTS = "checkpoints"
+STABLE = "stable"
+"""The label of the state before the rate fell, from which the next call goes on."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Where a training goes on, or begins."""
+
+    folder: Path
+    checkpoint: Path | None = None
+    """What it goes on from; None: it begins."""
+    notes: list[str] = field(default_factory=list)
+
+
+def choose(name: str | None, out: Path | None, resume: str, config: Mapping[str, Any]) -> Chosen:
+    """The folder of this call. resume: "auto", "never", or a run's folder or checkpoint."""
+    if resume not in ("auto", "never"):
+        return _named(Path(resume), out, config)
+    if out is not None:
+        latest = _checkpoint(out)
+        if resume == "never" and latest is not None:
+            raise UsageError(
+                f"{out} holds a training already ({latest.name}), and --resume never was given. Choose "
+                f"another --out, or leave --resume away to go on."
+            )
+        return Chosen(out, latest, _changes(out, config) if latest else [])
+    if name is None:
+        raise UsageError("fl.train(…) needs a folder for the run: fl.train(workload, out='runs/mine').")
+    base = Path("runs") / name
+    if resume == "auto":
+        for folder in sorted((p.parent for p in base.glob(f"*/{RUN}")), reverse=True):
+            latest = _checkpoint(folder)
+            if latest is not None and not _changes(folder, config):
+                return Chosen(folder, latest)
+    return Chosen(_fresh(base))
+
+
+def _named(path: Path, out: Path | None, config: Mapping[str, Any]) -> Chosen:
+    """A checkpoint by its path: the run goes on in its own folder, unless another is given."""
+    checkpoint = find(path)
+    inside = checkpoint.parent.name == CHECKPOINTS
+    home = out or (checkpoint.parent.parent if inside else None)
+    if home is None:
+        raise UsageError(f"{checkpoint} lies in no run's folder: say with --out where the run goes on.")
+    return Chosen(home, checkpoint, _changes(home, config))
+
+
+def _checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint to go on from; one taken while the rate fell sends back to the one before."""
+    found = Checkpoints(folder / CHECKPOINTS)
+    latest = found.latest() if (folder / CHECKPOINTS).is_dir() else None
+    if latest is None or not load(latest, only=[]).state.get("decaying"):
+        return latest
+    return found.labelled(STABLE) or latest
+
+
+def _fresh(base: Path) -> Path:
+    stamp = time.strftime("%Y-%m-%dT%H-%M-%S")
+    names = [stamp, *(f"{stamp}-{n}" for n in range(2, 100))]
+    return next(base / name for name in names if not (base / name).exists())
+
+
+def _changes(folder: Path, config: Mapping[str, Any]) -> list[str]:
+    """Settings that are not those the run was started with."""
+    try:
+        old = json.loads((folder / RUN).read_text())["config"]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError) as e:
+        raise UsageError(
+            f"{folder / RUN} is damaged ({e!r}): what the run was started with is unknown."
+        ) from e
+    now = json.loads(json.dumps(config))
+    flat_old, flat_now = _flat(old), _flat(now)
+    names = dict.fromkeys([*flat_old, *flat_now])
+    return [
+        f"{name} was {flat_old.get(name)!r}, is {flat_now.get(name)!r}"
+        for name in names
+        if flat_old.get(name) != flat_now.get(name)
+    ]
+
+
+def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in config.items():
+        out |= _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {before + name: value}
+    return out
+
+
+@contextmanager
+def held(chosen: Chosen, config: Mapping[str, Any]) -> Iterator[Path]:
+    """The folder, made, described and locked."""
+    folder = chosen.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as e:
+        raise UsageError(
+            f"A run cannot be written to {folder}: {e.strerror or e}. Give --out another folder."
+        ) from e
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            raise UsageError(
+                f"Another process is training in {folder}. Wait for it, or give this one another --out."
+            ) from e
+        aside = folder / f".{RUN}.{os.getpid()}"
+        aside.write_text(json.dumps({"version": 1, "config": config}, indent=1) + "\n")
+        os.replace(aside, folder / RUN)
+        yield folder
+    finally:
+        os.close(lock)

@@ -1,0 +1,366 @@
+"""The loop: batches through the step until its end, with everything that must happen in between.
+
+What it does to the model is a function of the workload, its settings and the step number alone. When it
+saves, evaluates, logs or is killed changes nothing: those only look.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Generator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frostline.batch import Batch
+from frostline.errors import FrostlineError, UsageError
+from frostline.step import Step
+from frostline.supply import Supply
+from frostline.trainer import moment
+from frostline.trainer.checkpoint import Checkpoints, Loaded
+from frostline.trainer.distributed import Single
+from frostline.trainer.evaluation import evaluate, undisturbed
+from frostline.trainer.folder import STABLE
+from frostline.trainer.gauges import Busy, Meter, memory
+from frostline.trainer.gradients import STEPS as AUDITED
+from frostline.trainer.gradients import GradientAudit
+from frostline.trainer.limits import Limits
+from frostline.trainer.progress import TrainProgress, forecast_text
+from frostline.trainer.recorder import Recorder
+from frostline.trainer.schedule import Schedule
+from frostline.workload import Workload
+
+_COUNTED = ("bad", "overflow")
+_STOP, _SAVE = 2, 1
+
+
+class TrainStopped(FrostlineError):
+    """Training ended because going on makes no sense; checkpoints are kept."""
+
+
+@dataclass
+class Parts:
+    """What a loop is made of."""
+
+    workload: Workload
+    step: Step
+    supply: Supply
+    held_out: Supply | None
+    schedule: Schedule
+    total_steps: int | None
+    """The end, in steps; None: until this call's time is over."""
+    limits: Limits
+    checkpoints: Checkpoints
+    recorder: Recorder | None
+    """None on all ranks but the first."""
+    progress: TrainProgress
+    ranks: Single
+    chunked: bool = False
+    """The schedule is bound to this call: its fall is not what the next call goes on from."""
+
+
+class Loop:
+    """One call of a training."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.p, self.step = parts, parts.step
+        self.settings = parts.step.training
+        self.at = 0
+        """Optimiser steps done."""
+        self.best: float | None = None
+        self.evaluated: dict[str, float] = {}
+        self.figures: dict[str, float] = {}
+        self._elapsed_before, self._began = 0.0, time.monotonic()
+        self._decaying = False
+        self._base = [float(group["lr"]) for group in self.step.optimizer.param_groups]
+        self._meter, self._busy = Meter(), Busy(self.step.device)
+        self._bad: deque[int] = deque()
+        self._recent: list[tuple[int, Batch, Tensor]] = []
+        self._audit: GradientAudit | None = None
+        self._saved_at, self._saved_when = -1, time.monotonic()
+        self._window = _Window()
+
+    # going on
+
+    def restore(self, loaded: Loaded) -> None:
+        state = loaded.state
+        note = moment.restore(self.step, loaded, self.p.ranks)
+        self.p.supply.load_state_dict(state["supply"])
+        self.at, self.best = loaded.step, state["best"]
+        self._elapsed_before, self._decaying = state["elapsed_s"], state["decaying"]
+        self._bad = deque(state["bad"])
+        self._meter.load_state(state["meter"], self.step.device)
+        self._saved_at = self.at
+        if self.p.recorder is not None:
+            self.p.recorder.rewind(self.at)
+        if note:
+            self.p.progress.note(note)
+
+    def _save(self, *, best: bool = False, label: str | None = None) -> None:
+        began = time.monotonic()
+        groups, state = moment.take(self.step, self.p.ranks)
+        state |= {
+            "supply": self.p.supply.state_dict(), "best": self.best, "elapsed_s": self.elapsed,
+            "decaying": self._decaying, "bad": [*self._bad], "meter": self._meter.state(),
+            "schedule": asdict(self.p.schedule), "training": asdict(self.settings),
+        }  # fmt: skip
+        if self.p.recorder is not None:
+            self.p.recorder.flush()
+            self.p.checkpoints.save(self.at, groups, state, best=best, label=label)
+        self.p.ranks.wait()
+        self._saved_at, self._saved_when = self.at, time.monotonic()
+        self.p.limits.saved(self._saved_when - began)
+        self._busy.pause()
+
+    # the loop
+
+    def run(self) -> str | None:
+        """Train; why it ended before its last step, or None."""
+        if self.done:
+            return None
+        self.step.model.train()
+        self._began = time.monotonic()
+        batches = self._batches()
+        first = next(batches)
+        self._prepare(first)
+        self._began = time.monotonic()
+        batch: Batch | None = first
+        stopped = None
+        while batch is not None:
+            self._one(batch)
+            stopped = self._between()
+            batch = None if self.done or stopped else next(batches)
+        batches.close()
+        self._finish(stopped)
+        return stopped
+
+    @property
+    def done(self) -> bool:
+        return self.p.total_steps is not None and self.at >= self.p.total_steps
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training, of all calls together."""
+        return self._elapsed_before + time.monotonic() - self._began
+
+    @property
+    def epoch(self) -> float:
+        state = self.p.supply.state_dict()
+        return float(state["epoch"] + state["cursor"] / max(1, self.p.supply.n_batches(state["epoch"])))
+
+    def _batches(self) -> Generator[Batch]:
+        while True:
+            waited = time.perf_counter()
+            for batch in self.p.supply:
+                self._window.waited += time.perf_counter() - waited
+                yield batch
+                waited = time.perf_counter()
+
+    def _one(self, batch: Batch) -> None:
+        began = time.monotonic()
+        factor = self.p.schedule.factor(self.at, self.elapsed if self.p.schedule.total_s else 0.0)
+        for group, base in zip(self.step.optimizer.param_groups, self._base, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(base * factor)
+            else:
+                group["lr"] = base * factor
+        self._busy.begin()
+        figures = self.step(batch)
+        self._busy.end()
+        self.at += 1
+        self._window.rows += self.p.workload.batch_size or batch.n_rows
+        self._meter.add(
+            {n: v for n, v in figures.items() if n not in _COUNTED} | {"lr": self._base[0] * factor}
+        )
+        self._meter.count({n: v for n, v in figures.items() if n in _COUNTED})
+        self._recent.append((self.at, batch, figures["bad"]))
+        if self._audit is not None and self._audit.looked >= AUDITED:
+            self._audit.verdict()
+            self._audit = self.step.on_grads = None
+        self.p.limits.stepped(time.monotonic() - began)
+
+    def _between(self) -> str | None:
+        """After a step: log, evaluate, save; why to stop."""
+        every = self.settings
+        if self.at % every.log_every == 0 or self.done:
+            self._log()
+        if (
+            self.p.held_out is not None
+            and every.eval_every
+            and self.at % every.eval_every == 0
+            and not self.done
+        ):
+            self._evaluate()
+        vote = self.p.ranks.most(_STOP * (self.p.limits.reason is not None) + _SAVE * self._save_is_due())
+        if vote >= _STOP:
+            return self.p.limits.reason or "another rank was asked to stop"
+        self._watch_decay()
+        if vote & _SAVE and self._saved_at != self.at and not self.done:
+            self._save()
+        return None
+
+    def _save_is_due(self) -> bool:
+        every = self.settings.save_every
+        late = time.monotonic() - self._saved_when > 60 * self.settings.save_minutes
+        return late or bool(every and self.at % every == 0)
+
+    def _watch_decay(self) -> None:
+        """Keep the state before the rate falls, where the next call is to go on from it."""
+        begins = self.p.schedule.decay_begins() if self.p.chunked and not self._decaying else None
+        due = begins is not None and self.elapsed >= begins
+        if self.p.ranks.most(int(due)):
+            self._save(label=STABLE)
+            self._decaying = True
+            self.p.progress.note(
+                f"step {self.at:,}: the rate falls from here to the end of this call; the next call goes on "
+                f"from this step"
+            )
+
+    def _finish(self, stopped: str | None) -> None:
+        ended = self.done or self._decaying
+        if ended and self._recent:
+            self._log()  # stopped in between, the window goes on in the next call
+        if ended and self.p.held_out is not None:
+            self._evaluate()
+        if self._saved_at != self.at:
+            self._save()
+        self.p.progress.end()
+
+    # before the first step
+
+    def _prepare(self, batch: Batch) -> None:
+        """Rehearse with the first batch: warms up, shows what fits, and gives the figures of the forecast."""
+        began = time.monotonic()
+        figures = self.step.rehearse(batch)
+        seconds = time.monotonic() - began
+        if seconds < 5:
+            began = time.monotonic()
+            self.step.rehearse(batch)
+            _synchronize(self.step.device)
+            seconds = time.monotonic() - began
+        if self.at == 0:
+            self._check(batch, {name: float(value) for name, value in figures.items()})
+            self._audit = GradientAudit(self.step.model, self.step.optimizer, self.settings.unused)
+            self.step.on_grads = self._audit
+        self.p.progress.note(self._forecast(seconds))
+
+    def _check(self, batch: Batch, figures: dict[str, float]) -> None:
+        """The workload's own assertions; they see the model as it is before the first step."""
+        problems = []
+        for check in self.p.workload.checks:
+            with undisturbed(self.step.model, self.step.device, eval=False):
+                wrong = check(self.step.model, batch, figures)
+            if wrong:
+                problems.append(f"{getattr(check, '__name__', 'check')}: {wrong}")
+        if problems:
+            raise UsageError("The workload's checks failed before the first step:", problems=problems)
+
+    def _forecast(self, step_s: float) -> str:
+        left = None if self.p.total_steps is None else self.p.total_steps - self.at
+        seconds = None if left is None else left * step_s
+        limit = self.p.limits.limit_s
+        if limit is not None and (seconds is None or seconds > limit):
+            seconds, left = limit, min(left or math.inf, int(limit / max(step_s, 1e-9)))  # type: ignore[assignment]
+        ends = None if seconds is None else time.strftime("%H:%M", time.localtime(time.time() + seconds))
+        epochs = None if left is None else left / max(1, self.p.supply.n_batches())
+        used = memory(self.step.device)
+        peak = used.get("peak_allocated_bytes", used.get("rss_bytes"))
+        text = forecast_text(
+            left, epochs, seconds, ends, steps_per_s=1 / max(step_s, 1e-9), memory_bytes=peak,
+            memory_total_bytes=_memory_of(self.step.device),
+        )  # fmt: skip
+        return f"{text}; {self.p.schedule.told()}"
+
+    # looking
+
+    def _log(self) -> None:
+        self.figures = self._meter.read()
+        self._watch_bad()
+        busy, wall = self._busy.read(), self._window.wall()
+        values: dict[str, Any] = {"epoch": self.epoch, **self.figures}
+        speed = {
+            "samples_per_s": self._window.rows / wall, "data_wait": min(1.0, self._window.waited / wall),
+            "elapsed_s": self.elapsed, **({} if busy is None else {"busy": busy}), **memory(self.step.device),
+        }  # fmt: skip
+        if self.p.recorder is not None:
+            self.p.recorder.write(self.at, values | {f"time/{n}": v for n, v in speed.items()})
+        self.p.progress.line(
+            self.at, self.p.total_steps, values["epoch"], self.figures.get("loss"), speed["samples_per_s"],
+            speed["data_wait"], busy, speed.get("peak_allocated_bytes", speed["rss_bytes"]), self._left(wall),
+            {n: self.figures[n] for n in _COUNTED if self.figures.get(n)},
+        )  # fmt: skip
+        self._window = _Window(steps_before=self.at)
+
+    def _left(self, wall: float) -> float | None:
+        steps = max(1, self.at - self._window.steps_before)
+        by_steps = None if self.p.total_steps is None else (self.p.total_steps - self.at) * wall / steps
+        limit = self.p.limits.limit_s
+        by_time = None if limit is None else max(0.0, limit - self.p.limits.elapsed)
+        return min((s for s in (by_steps, by_time) if s is not None), default=None)
+
+    def _watch_bad(self) -> None:
+        """Steps whose update was skipped; too many of them end the run, with the first one's keys."""
+        recent, self._recent = self._recent, []
+        if not self.figures.get("bad"):
+            return
+        flags = torch.stack([bad for _, _, bad in recent]).tolist()
+        bad = [(at, batch) for (at, batch, _), flag in zip(recent, flags, strict=True) if flag]
+        self._bad.extend(at for at, _ in bad)
+        while self._bad and self._bad[0] <= self.at - self.settings.bad_window:
+            self._bad.popleft()
+        keys = bad[0][1].keys_of_rows if bad else []
+        told = f"step {bad[0][0]:,}, keys {', '.join(map(repr, keys[:5]))}" if bad else "an earlier step"
+        self.p.progress.note(f"{len(bad)} updates skipped: loss or gradient is no number ({told})")
+        if len(self._bad) > self.settings.max_bad_steps:
+            raise TrainStopped(
+                f"{len(self._bad)} of the last {self.settings.bad_window} updates were skipped, because loss "
+                f"or gradient was no number (max_bad_steps={self.settings.max_bad_steps}). First in this "
+                f"window: {told}{' …' if len(keys) > 5 else ''}. The last checkpoint is whole. Look at these "
+                f"samples; try a smaller rate, clip=1.0, or precision bf16 instead of fp16."
+            )
+
+    def _evaluate(self) -> None:
+        if self.p.ranks.rank == 0 and self.p.held_out is not None:
+            self.evaluated = evaluate(self.p.workload, self.step, self.p.held_out)
+            if self.p.recorder is not None:
+                self.p.recorder.write(self.at, {"epoch": self.epoch, **self.evaluated}, kind="eval")
+            told = ", ".join(f"{name} {value:.4g}" for name, value in self.evaluated.items())
+            self.p.progress.note(f"step {self.at:,}: {told}")
+        self.p.ranks.wait()
+        self._busy.pause()
+        metric = self.p.workload.metric
+        value = self.evaluated.get(metric.name, math.nan) if metric is not None else math.nan
+        better = (
+            metric is not None
+            and math.isfinite(value)
+            and (self.best is None or metric.is_better(value, than=self.best))
+        )
+        if self.p.ranks.most(int(better)):
+            self.best = value
+            self._save(best=True)
+
+
+class _Window:
+    """Time and rows since the last line."""
+
+    def __init__(self, steps_before: int = 0) -> None:
+        self.steps_before = steps_before
+        self.began = time.perf_counter()
+        self.rows = 0
+        self.waited = 0.0
+
+    def wall(self) -> float:
+        return max(1e-9, time.perf_counter() - self.began)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _memory_of(device: torch.device) -> float | None:
+    return float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None

@@ -1,0 +1,77 @@
+"""Everything a training is at one optimiser step, for a checkpoint; and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frostline.step import Step
+from frostline.trainer import state as states
+from frostline.trainer.checkpoint import Loaded
+from frostline.trainer.differences import CheckpointError
+from frostline.trainer.distributed import Single
+
+Groups = dict[str, dict[str, Tensor]]
+
+
+def take(step: Step, ranks: Single) -> tuple[Groups, dict[str, Any]]:
+    """Groups of tensors and JSON: model, optimiser, scaler, generators of all ranks, rows a pass."""
+    groups, about = states.model_state(step.model)
+    tensors, optimizer = states.optimizer_tensors(step.optimizer, step.model)
+    groups["optimizer"] = tensors
+    if step.scaler is not None:
+        groups["scaler"] = step.scaler.state_tensors()
+    state: dict[str, Any] = {
+        "model": about,
+        "optimizer": optimizer,
+        "microbatch": step.microbatch,
+        "world": ranks.world,
+    }
+    own, generators = states.rng_tensors(step.device)
+    told = {n: [str(t.dtype).removeprefix("torch."), t.tolist()] for n, t in own.items()}
+    everyone = ranks.gather({"tensors": told if ranks.rank else {}, "about": generators})
+    for rank, one in enumerate(everyone):
+        found = {n: torch.tensor(v, dtype=getattr(torch, d)) for n, (d, v) in one["tensors"].items()}
+        groups[f"generators-{rank}"] = found if rank else own
+    state["generators"] = [one["about"] for one in everyone]
+    return groups, state
+
+
+def restore(step: Step, loaded: Loaded, ranks: Single) -> str | None:
+    """The training as it was; a sentence where something does not go on exactly."""
+    groups, state = loaded.groups, loaded.state
+    lacks = [name for name in ("model", "optimizer") if name not in groups or name not in state]
+    if lacks:
+        raise CheckpointError(f"{loaded.path} is no checkpoint of a training: it has no {', '.join(lacks)}.")
+    beside = {"buffers": groups.get("buffers"), "extra": groups.get("extra")}
+    states.load_model(step.model, groups["model"], about=state["model"], **beside)
+    _load_optimizer(step, groups["optimizer"], state["optimizer"])
+    if step.scaler is not None and "scaler" in groups:
+        step.scaler.load_tensors(groups["scaler"])
+    step.microbatch = _smaller(step.microbatch, state.get("microbatch"))
+    if ranks.rank < len(state["generators"]):
+        states.restore_rng(groups[f"generators-{ranks.rank}"], state["generators"][ranks.rank], step.device)
+    if state["world"] == ranks.world:
+        return None
+    if ranks.rank >= len(state["generators"]):
+        torch.manual_seed(step.training.seed + 1_000_003 * ranks.rank + loaded.step)
+    return (
+        f"the checkpoint was written by {state['world']} processes, this is one of {ranks.world}: data and "
+        f"augmentation go on exactly, the model's own dropout does not"
+    )
+
+
+def _load_optimizer(step: Step, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Which kernel updates is this machine's choice, not the checkpoint's."""
+    fused = [group.get("fused") for group in step.optimizer.param_groups]
+    states.load_optimizer(step.optimizer, step.model, tensors, about)
+    for group, choice in zip(step.optimizer.param_groups, fused, strict=True):
+        if "fused" in group:
+            group["fused"] = choice
+
+
+def _smaller(here: int | None, there: int | None) -> int | None:
+    return min((n for n in (here, there) if n is not None), default=None)

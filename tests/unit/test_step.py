@@ -1,0 +1,331 @@
+"""One step: equal to the loop by hand, in parts, out of memory, with numbers that are none."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from frostline.batch import Batch, Ragged
+from frostline.errors import CompileFailed, UsageError
+from frostline.step import OutOfMemory, Step
+from frostline.training import Training
+
+
+class Net(nn.Module):
+    def __init__(self, dropout: float = 0.0, norm: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(5, 8), nn.BatchNorm1d(8) if norm else nn.Identity(), nn.Tanh(), nn.Dropout(dropout)
+        )
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x))
+        return out
+
+
+def loss(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    out = model(batch["x"])
+    return {"loss": (out - batch["y"]).square().mean(), "size": out.abs().mean()}
+
+
+def batch_of(rows: int, seed: int) -> Batch:
+    make = torch.Generator().manual_seed(seed)
+    fields = {"x": torch.randn(rows, 5, generator=make), "y": torch.randn(rows, 1, generator=make)}
+    return Batch(fields, [f"k{i}" for i in range(rows)])
+
+
+def net(**options: Any) -> Net:
+    torch.manual_seed(0)
+    return Net(**options)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), 1e-2)
+
+
+def step_of(model: nn.Module, **settings: Any) -> Step:
+    return Step(model, loss, adamw(model), training=Training(**settings), note=lambda text: None)
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_step_is_the_loop_by_hand_bit_for_bit() -> None:
+    ours, theirs = net(norm=True), net(norm=True)
+    step, by_hand = step_of(ours), adamw(theirs)
+    for i in range(6):
+        figures = step(batch_of(7, i))
+        by_hand.zero_grad()
+        value = loss(theirs, batch_of(7, i))
+        value["loss"].backward()
+        by_hand.step()
+        assert torch.equal(figures["loss"], value["loss"].detach())
+    assert same(ours, theirs)
+
+
+@pytest.mark.parametrize("microbatch", [1, 2, 3, 7, 8, 100])
+def test_parts_of_a_batch_give_the_gradient_of_the_whole(microbatch: int) -> None:
+    """Against float64: sums in another order may differ by rounding, 1e-6 of the largest gradient."""
+    exact = net().double()
+    whole = Batch({n: v.double() for n, v in batch_of(8, 3).items()}, [])
+    loss(exact, whole)["loss"].backward()
+    model, seen = net(), list[Tensor]()
+    step = step_of(model, microbatch=microbatch)
+    step.on_grads = lambda: seen.extend(p.grad.clone() for p in model.parameters() if p.grad is not None)
+    figures = step(batch_of(8, 3))
+    largest = max(float(p.grad.abs().max()) for p in exact.parameters() if p.grad is not None)
+    for got, parameter in zip(seen, exact.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert float((got.double() - parameter.grad).abs().max()) <= 1e-6 * largest
+    assert float(figures["loss"]) == pytest.approx(loss(net(), batch_of(8, 3))["loss"].item(), rel=1e-5)
+
+
+def test_texts_and_ragged_fields_are_split_too() -> None:
+    rows = Batch(
+        {"x": torch.ones(3, 5), "y": torch.zeros(3, 1), "t": ["a", "b", "c"],
+         "r": Ragged(torch.arange(6), torch.tensor([0, 1, 3, 6]))}, ["k0", "k1", "k2"],
+    )  # fmt: skip
+    seen = []
+
+    def look(model: nn.Module, batch: Batch) -> Tensor:
+        seen.append((batch["t"], [row.tolist() for row in batch["r"]], batch.keys_of_rows))
+        return loss(model, batch)["loss"]
+
+    model = net()
+    Step(model, look, adamw(model), training=Training(microbatch=2))(rows)
+    assert seen == [(["a", "b"], [[0], [1, 2]], ["k0", "k1"]), (["c"], [[3, 4, 5]], ["k2"])]
+
+
+def limited(most: int) -> Callable[..., dict[str, Tensor]]:
+    """A loss whose device holds so many rows."""
+
+    def call(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        result = loss(model, batch)
+        if batch.n_rows > most:
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory with {batch.n_rows} rows. Tried to allocate 2 GB"
+            )
+        return result
+
+    return call
+
+
+def test_out_of_memory_halves_the_part_and_repeats_the_step_as_if_nothing_had_been() -> None:
+    ours, theirs, told = net(dropout=0.5, norm=True), net(dropout=0.5, norm=True), list[str]()
+    step = Step(ours, limited(3), adamw(ours), training=Training(), note=told.append)
+    small = step_of(theirs, microbatch=2)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        step(batch_of(8, seed))
+        torch.manual_seed(seed)
+        small(batch_of(8, seed))
+    assert step.microbatch == 2
+    assert same(ours, theirs)
+    assert [text.split(" (")[0] for text in told] == [
+        "out of memory with 8 rows a pass", "out of memory with 4 rows a pass"
+    ]  # fmt: skip
+    assert "2 from now on" in told[1]
+
+
+def test_not_even_one_row_fits() -> None:
+    model = net()
+    step = Step(model, limited(0), adamw(model), training=Training(), note=lambda text: None)
+    with pytest.raises(
+        OutOfMemory, match=r"one row a pass does not fit into memory: .*Tried to allocate 2 GB"
+    ):
+        step(batch_of(4, 0))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_another_error_is_not_taken_for_memory() -> None:
+    def broken(model: nn.Module, batch: Batch) -> Tensor:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    model = net()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        Step(model, broken, adamw(model), training=Training())(batch_of(2, 0))
+
+
+@pytest.mark.parametrize("where", ["x", "y"])
+def test_a_number_that_is_none_skips_the_update_and_leaves_everything_alone(where: str) -> None:
+    model = net(norm=True)
+    step = step_of(model)
+    step(batch_of(6, 0))
+    before, state = copy.deepcopy(model), copy.deepcopy(step.optimizer.state_dict())
+    poisoned = batch_of(6, 1)
+    poisoned[where][2] = float("nan")
+    assert float(step(poisoned)["bad"]) == 1
+    assert same(model, before)
+    after = step.optimizer.state_dict()["state"]
+    assert all(torch.equal(v, after[i][n]) for i, s in state["state"].items() for n, v in s.items())
+    assert float(step(batch_of(6, 2))["bad"]) == 0
+    assert not same(model, before)
+
+
+def test_gradients_are_clipped_to_their_norm() -> None:
+    model, norms = net(), list[float]()
+    step = step_of(model, clip=0.01)
+    optimizer_step = step.optimizer.step
+
+    def look(*args: Any) -> Any:
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+        return optimizer_step(*args)
+
+    step.optimizer.step = look  # type: ignore[method-assign]
+    figures = step(batch_of(6, 0))
+    assert norms[0] == pytest.approx(0.01, rel=1e-3)
+    assert float(figures["grad_norm"]) > 0.1  # the norm before
+
+
+def test_fp16_scales_the_loss_and_an_overflow_halves_the_scale() -> None:
+    model = net()
+    step = step_of(model, precision="fp16")
+    assert step.scaler is not None
+    step.scaler.scale.fill_(2.0**100)
+    before = copy.deepcopy(model)
+    figures = step(batch_of(6, 0))
+    assert (float(figures["overflow"]), float(figures["bad"])) == (1, 0)
+    assert float(figures["scale"]) == 2.0**99
+    assert same(model, before)
+    step.scaler.scale.fill_(1024.0)
+    figures = step(batch_of(6, 0))
+    assert (float(figures["overflow"]), float(figures["bad"]), float(figures["scale"])) == (0, 0, 1024)
+    assert not same(model, before)
+
+
+def test_gradients_of_fp16_are_those_of_fp32_within_its_rounding() -> None:
+    found: dict[str, list[Tensor]] = {}
+    for precision in ("fp32", "fp16", "bf16"):
+        model = net()
+        step = step_of(model, precision=precision)
+        seen = found.setdefault(precision, [])
+
+        def look(seen: list[Tensor] = seen, model: nn.Module = model, step: Step = step) -> None:
+            scale = step.scaler.scale if step.scaler is not None else 1.0
+            seen.extend(p.grad / scale for p in model.parameters() if p.grad is not None)
+
+        step.on_grads = look
+        step(batch_of(64, 0))
+    for precision, bits in (("fp16", 10), ("bf16", 7)):
+        for exact, got in zip(found["fp32"], found[precision], strict=True):
+            # a few roundings of 2^-bits each, on sums whose terms are of the size of the largest
+            assert float((exact - got).abs().max()) <= 8 * 2**-bits * float(exact.abs().max())
+
+
+def test_rehearsing_changes_nothing() -> None:
+    ours, theirs = net(dropout=0.5, norm=True), net(dropout=0.5, norm=True)
+    rehearsed, plain = step_of(ours), step_of(theirs)
+    torch.manual_seed(1)
+    rehearsed.rehearse(batch_of(6, 5))
+    assert all(p.grad is None for p in ours.parameters())
+    rehearsed(batch_of(6, 0))
+    torch.manual_seed(1)
+    plain(batch_of(6, 0))
+    assert same(ours, theirs)
+
+
+def refusing(graph: Any, inputs: Any) -> Any:
+    raise ValueError("no such instruction")
+
+
+def test_a_model_that_cannot_be_compiled_runs_without_and_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, told = torch.compile, list[str]()
+    monkeypatch.setattr(torch, "compile", lambda model: real(model, backend=refusing))
+    ours, theirs = net(), net()
+    step = Step(ours, loss, adamw(ours), training=Training(compile=True), note=told.append)
+    plain = step_of(theirs)
+    for seed in range(2):
+        step(batch_of(4, seed))
+        plain(batch_of(4, seed))
+    assert same(ours, theirs)
+    assert len(told) == 1
+    assert "cannot be compiled and runs without" in told[0]
+    assert "no such instruction" in told[0]
+    strict = Step(net(), loss, adamw(ours), training=Training(compile=True), strict=True)
+    with pytest.raises(CompileFailed, match="no such instruction"):
+        strict(batch_of(4, 0))
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda out: out.square(), r"loss has shape \[4, 1\]"),
+        (lambda out: out.detach().mean(), "loss has no gradient"),
+        (lambda out: {"mse": out.mean()}, "returned a dict with mse"),
+        (lambda out: None, "returned NoneType"),
+    ],
+)
+def test_what_is_no_loss_is_refused(result: Callable[[Tensor], Any], message: str) -> None:
+    model = net()
+    step = Step(model, lambda m, b: result(m(b["x"])), adamw(model), training=Training())
+    with pytest.raises(UsageError, match=message):
+        step(batch_of(4, 0))
+
+
+def test_an_optimiser_of_another_model_is_noticed() -> None:
+    model = net()
+    step = Step(model, loss, adamw(net()), training=Training())
+    with pytest.raises(UsageError, match="No parameter of the optimiser got a gradient"):
+        step(batch_of(4, 0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_no_step_waits_for_the_device(precision: str) -> None:
+    model = net(dropout=0.1, norm=True).cuda()
+    step = Step(model, loss, adamw(model), training=Training(precision=precision, clip=1.0), device="cuda")  # type: ignore[arg-type]
+    batches = [Batch({n: v.cuda() for n, v in batch_of(8, s).items()}, []) for s in range(4)]
+    step(batches[0])
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in batches[1:]:
+            step(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert step.syncs == 0
+
+
+@pytest.mark.gpu
+def test_a_bad_update_is_skipped_on_the_device() -> None:
+    model = net(norm=True).cuda()
+    step = Step(model, loss, adamw(model), training=Training(), device="cuda")
+    good = Batch({n: v.cuda() for n, v in batch_of(8, 0).items()}, [])
+    step(good)
+    before = copy.deepcopy(model)
+    steps = [float(s["step"]) for s in step.optimizer.state.values()]
+    bad = Batch({n: v.clone() for n, v in good.items()}, [])
+    bad["x"][0] = float("inf")
+    assert float(step(bad)["bad"]) == 1
+    assert same(model, before)
+    assert [float(s["step"]) for s in step.optimizer.state.values()] == steps
+    step(good)
+    assert not same(model, before)
+
+
+@pytest.mark.gpu
+def test_memory_that_really_runs_out_makes_the_parts_smaller() -> None:
+    free = torch.cuda.mem_get_info()[0]
+    rows = 64
+    width = int(free * 1.5) // rows // 4
+
+    def hungry(model: nn.Module, batch: Batch) -> Tensor:
+        room = torch.empty(batch.n_rows, width, device="cuda")  # 64 rows do not fit, 32 do
+        return model(batch["x"]).square().mean() + 0 * room[0, 0]
+
+    model, told = net().cuda(), list[str]()
+    step = Step(model, hungry, adamw(model), training=Training(), device="cuda", note=told.append)
+    step(Batch({n: v.cuda() for n, v in batch_of(rows, 0).items()}, []))
+    assert step.microbatch == 32
+    assert len(told) == 1
