@@ -331,5 +331,5 @@ def test_out_of_time_after_every_shard_and_the_same_call_goes_on(server: Server)
         seen.append(commit_numbers(root)[-1])
         assert seen[-1] > seen[-2]  # every call gets further
     assert answer["exit"] == 0
-    assert len(seen) > 8  # six shards the first time, and again the second
+    assert len(seen) >= 8  # four shards of twelve rows the first time, and again the second
     assert files_of(root) == server.files
