@@ -359,7 +359,8 @@ def _norm(gradients: Sequence[Tensor]) -> Tensor:
     """The norm of all together; torch's own groups them by device and type first, which takes longer."""
     if len({gradient.dtype for gradient in gradients}) > 1:
         return torch.nn.utils.get_total_norm(gradients)
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([*gradients])))
+    return norm
 
 
 def _is_memory(error: BaseException) -> bool:
