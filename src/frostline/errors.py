@@ -15,6 +15,10 @@
     ├── StageFailed                             a stage raised, or returned something unusable
     ├── ChunkTooLarge                           the device has no memory for a call of so many samples
     ├── CompileFailed                           torch.compile could not make a stage's network faster
+    ├── CheckpointError                         a checkpoint that cannot be written, read or loaded
+    │   └── CheckpointFull                      the disk has no room for it
+    ├── OutOfMemory                             not even one row a pass fits into the device's memory
+    ├── TrainStopped                            going on with a training makes no sense
     ├── NotFrozen                               a stage is not what may be computed once; says why
     └── FreezeStopped                           freezing ended before all was done; what is whole is kept
 
@@ -151,3 +155,49 @@ class NotFrozen(FrostlineError):
 
 class FreezeStopped(FrostlineError):
     """Freezing ended before all was done: too many bad inputs. Whole shards are kept."""
+
+
+_SHOWN = 60
+"""Problems of a checkpoint that are told; a large model can have thousands."""
+
+
+class CheckpointError(FrostlineError):
+    """A checkpoint that cannot be written, read, or loaded into this model; lists all that is wrong.
+
+    >>> print(CheckpointError("The checkpoint does not fit:", problems=["head.weight: missing"]))
+    The checkpoint does not fit:
+      - head.weight: missing
+    """
+
+    def __init__(self, message: str, *, problems: Iterable[str] = ()) -> None:
+        self.problems = tuple(problems)
+        shown = [*self.problems[:_SHOWN]]
+        if len(self.problems) > _SHOWN:
+            shown.append(f"… and {len(self.problems) - _SHOWN:,} more (error.problems has all)")
+        super().__init__("\n  - ".join([message, *shown]))
+
+
+class CheckpointFull(CheckpointError):
+    """The disk has no room for a checkpoint. Those written before are whole."""
+
+    needed = free = missing = 0
+    """Bytes."""
+
+    @classmethod
+    def told(cls, place: str, *, needed: int, free: int, why: str) -> CheckpointFull:
+        missing = max(0, needed - free)
+        error = cls(
+            f"No room for a checkpoint in {place}: it needs {needed:,} bytes, {free:,} are free, {missing:,} "
+            f"are missing ({why}). The checkpoints written before are whole; free some space, or keep fewer "
+            f"of them, and run the same command again."
+        )
+        error.needed, error.free, error.missing = needed, free, missing
+        return error
+
+
+class OutOfMemory(FrostlineError):
+    """Not even one row a pass fits into the device's memory."""
+
+
+class TrainStopped(FrostlineError):
+    """Training ended because going on makes no sense; checkpoints are kept."""

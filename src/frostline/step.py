@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from frostline.batch import Batch
-from frostline.errors import CompileFailed, FrostlineError, UsageError
+from frostline.errors import CompileFailed, OutOfMemory, UsageError
 from frostline.scaling import Scaler
 from frostline.training import Training
 
@@ -54,10 +54,6 @@ class Alone:
 
     def copy_first(self, tensors: Sequence[Tensor]) -> None:
         return
-
-
-class OutOfMemory(FrostlineError):
-    """Not even one row a pass fits into the device's memory."""
 
 
 class Step:

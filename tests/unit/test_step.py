@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from frostline.batch import Batch, Ragged
-from frostline.errors import CompileFailed, UsageError
-from frostline.step import OutOfMemory, Step
+from frostline.errors import CompileFailed, OutOfMemory, UsageError
+from frostline.step import Step
 from frostline.training import Training
 
 

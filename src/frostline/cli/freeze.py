@@ -158,11 +158,11 @@ def _planned(workload: Workload, one: Pipeline, place: Path, options: Options, e
     from frostline.cut import plan
     from frostline.freezer.plan import chosen_cut
     from frostline.freezer.progress import Reporter
-    from frostline.freezer.run import _with_options
+    from frostline.freezer.run import with_options
 
     if options.cut is not None:
         chosen_cut(one, options.cut)  # what is wrong with it is said before anything is measured
-    data = _with_options(one, options)
+    data = with_options(one, options)
     whole = replace(workload, data=data) if len(workload.pipelines) == 1 else data
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     step = _step(whole, device) if isinstance(whole, type(workload)) else None

@@ -102,7 +102,7 @@ def freeze(
 def run(pipeline: Pipeline, root: Path, options: Options, reporter: Reporter) -> Outcome:
     """Freeze one pipeline; with a smaller chunk when the device runs out of memory."""
     options.check()
-    pipeline = _with_options(pipeline.listed_again(), options)
+    pipeline = with_options(pipeline.listed_again(), options)
     chunks: dict[str, int] = {}
     with Stop(options.max_hours, reporter) as stop:
         while True:
@@ -124,7 +124,7 @@ def run(pipeline: Pipeline, root: Path, options: Options, reporter: Reporter) ->
                 pipeline = pipeline.with_stages(eager)
 
 
-def _with_options(pipeline: Pipeline, options: Options) -> Pipeline:
+def with_options(pipeline: Pipeline, options: Options) -> Pipeline:
     changed = {}
     for stage in pipeline.stages:
         if stage.on == "device" and (options.precision or options.compile):

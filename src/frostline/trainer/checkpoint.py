@@ -27,11 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frostline.errors import StoreError, UsageError
+from frostline.errors import CheckpointError, CheckpointFull, StoreError, UsageError
 from frostline.store.disk import make_folder, sync_folder, write_whole
 from frostline.trainer import aside, contents, tensorfile
 from frostline.trainer.contents import Parts
-from frostline.trainer.differences import CheckpointError, CheckpointFull
 from frostline.trainer.manifest import MANIFEST, File, Manifest, damage, read_manifest
 from frostline.trainer.plain import whole
 
@@ -102,7 +101,7 @@ class Checkpoints:
             make_folder(self.folder)
             aside.recover(self.folder)
             if (free := _free(self.folder)) < needed:
-                raise CheckpointFull(str(self.folder), needed=needed, free=free, why="seen before writing")
+                raise CheckpointFull.told(str(self.folder), needed=needed, free=free, why="seen before writing")
             final = self.folder / f"step-{step:08d}"
             written = aside.name(final, "tmp")
             try:
@@ -144,7 +143,7 @@ class Checkpoints:
             why = os.strerror(code) if code else str(e)
             if code in _NO_ROOM:
                 free = _free(self.folder)
-                raise CheckpointFull(str(self.folder), needed=needed, free=free, why=why) from e
+                raise CheckpointFull.told(str(self.folder), needed=needed, free=free, why=why) from e
             raise CheckpointError(
                 f"Cannot write a checkpoint in {self.folder}: {why}. Those written before are whole. Make "
                 f"the folder writable for this user, or choose another one."

@@ -6,47 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from frostline.errors import FrostlineError
-from frostline.wording import size
-
-_SHOWN = 60
-
-
-class CheckpointError(FrostlineError):
-    """A checkpoint that cannot be written, read, or loaded into this model; lists all that is wrong.
-
-    >>> print(CheckpointError("The checkpoint does not fit:", problems=["head.weight: missing"]))
-    The checkpoint does not fit:
-      - head.weight: missing
-    """
-
-    def __init__(self, message: str, *, problems: Iterable[str] = ()) -> None:
-        self.problems = tuple(problems)
-        shown = [*self.problems[:_SHOWN]]
-        if len(self.problems) > _SHOWN:
-            shown.append(f"… and {len(self.problems) - _SHOWN:,} more (error.problems has all)")
-        super().__init__("\n  - ".join([message, *shown]))
-
-
-class CheckpointFull(CheckpointError):
-    """The disk has no room for a checkpoint. Those written before are whole."""
-
-    def __init__(self, place: str, *, needed: int, free: int, why: str) -> None:
-        self.place, self.needed, self.free, self.why = place, needed, free, why
-        self.missing = max(0, needed - free)
-        super().__init__(
-            f"No room for a checkpoint in {place}: it needs {needed:,} bytes ({size(needed)}), {free:,} are "
-            f"free, {self.missing:,} are missing ({why}). The checkpoints written before are whole; free "
-            f"some space, or keep fewer of them, and run the same command again."
-        )
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_full_again, (self.place, self.needed, self.free, self.why))
-
-
-def _full_again(place: str, needed: int, free: int, why: str) -> CheckpointFull:
-    return CheckpointFull(place, needed=needed, free=free, why=why)
-
 
 def misfit(here: Tensor, there: Tensor, *, dtypes: bool = True) -> str | None:
     """How a checkpoint's tensor (`there`) differs in shape or type from the one it is for (`here`)."""

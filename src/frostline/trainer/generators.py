@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frostline.trainer.differences import CheckpointError
+from frostline.errors import CheckpointError
 from frostline.trainer.plain import Plain, whole
 
 log = logging.getLogger("frostline")

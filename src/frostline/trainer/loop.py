@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from frostline.batch import Batch
-from frostline.errors import FrostlineError, UsageError
+from frostline.errors import TrainStopped, UsageError
 from frostline.step import Step
 from frostline.supply import Supply
 from frostline.trainer import moment
@@ -36,10 +36,6 @@ from frostline.workload import Workload
 
 _COUNTED = ("bad", "overflow")
 _STOP, _SAVE = 2, 1
-
-
-class TrainStopped(FrostlineError):
-    """Training ended because going on makes no sense; checkpoints are kept."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-from frostline.trainer.differences import CheckpointError
+from frostline.errors import CheckpointError
 
 MANIFEST = "checkpoint.json"
 FORMAT = "frostline.checkpoint"

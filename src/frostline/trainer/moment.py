@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from frostline.errors import CheckpointError
 from frostline.step import Step
 from frostline.trainer import state as states
 from frostline.trainer.checkpoint import Loaded
-from frostline.trainer.differences import CheckpointError
 from frostline.trainer.distributed import Single
 
 Groups = dict[str, dict[str, Tensor]]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from frostline.errors import UsageError
-from frostline.trainer.differences import CheckpointError, some
+from frostline.errors import CheckpointError, UsageError
+from frostline.trainer.differences import some
 from frostline.trainer.plain import Plain, whole
 from frostline.trainer.wrapping import parameter_names
 

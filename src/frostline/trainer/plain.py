@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frostline.trainer.differences import CheckpointError
+from frostline.errors import CheckpointError
 
 
 class Plain:

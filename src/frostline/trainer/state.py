@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from frostline.errors import UsageError
-from frostline.trainer.differences import CheckpointError, misfit, some, unexpected
+from frostline.errors import CheckpointError, UsageError
+from frostline.trainer.differences import misfit, some, unexpected
 from frostline.trainer.generators import restore_rng, rng_tensors
 from frostline.trainer.optimizers import load_optimizer, optimizer_tensors
 from frostline.trainer.plain import Plain, whole

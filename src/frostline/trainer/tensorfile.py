@@ -21,8 +21,8 @@ import torch
 import xxhash
 from torch import Tensor
 
+from frostline.errors import CheckpointError
 from frostline.store.disk import write_all
-from frostline.trainer.differences import CheckpointError
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,

@@ -17,10 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from frostline.errors import UsageError
+from frostline.errors import CheckpointError, CheckpointFull, UsageError
 from frostline.trainer import aside, checkpoint, tensorfile
 from frostline.trainer.checkpoint import Checkpoints, load, weights
-from frostline.trainer.differences import CheckpointError, CheckpointFull
 
 
 def groups(value: float = 1.0) -> dict[str, dict[str, Tensor]]:
@@ -225,7 +224,7 @@ def test_a_full_disk_seen_ahead_writes_nothing(folder: Path, monkeypatch: pytest
     checkpoints.save(10, groups(), {})
     monkeypatch.setattr(checkpoint, "_free", lambda place: 1000)
     with pytest.raises(
-        CheckpointFull, match=r"needs [\d,]+ bytes .* 1,000 are free, [\d,]+ are missing"
+        CheckpointFull, match=r"needs [\d,]+ bytes, 1,000 are free, [\d,]+ are missing"
     ) as caught:
         checkpoints.save(20, groups(), {})
     assert caught.value.missing == caught.value.needed - 1000 > 0

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from frostline.errors import CheckpointError
 from frostline.trainer.checkpoint import Checkpoints, load
-from frostline.trainer.differences import CheckpointError
 from frostline.trainer.generators import restore_rng, rng_tensors
 
 

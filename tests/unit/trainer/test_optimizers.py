@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from frostline.errors import UsageError
+from frostline.errors import CheckpointError, UsageError
 from frostline.trainer.checkpoint import Checkpoints, load
-from frostline.trainer.differences import CheckpointError
 from frostline.trainer.state import load_model, load_optimizer, model_state, optimizer_tensors
 
 o = torch.optim

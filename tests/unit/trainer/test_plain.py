@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from frostline.trainer.differences import CheckpointError
+from frostline.errors import CheckpointError
 from frostline.trainer.plain import Plain, whole
 
 VALUES = {

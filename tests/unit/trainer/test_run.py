@@ -16,11 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import frostline as fl
-from frostline.errors import FrostlineError, NotFrozen, StageFailed, UsageError
+from frostline.errors import CheckpointError, FrostlineError, NotFrozen, StageFailed, TrainStopped, UsageError
 from frostline.trainer import evaluate
 from frostline.trainer.checkpoint import load
-from frostline.trainer.differences import CheckpointError
-from frostline.trainer.loop import TrainStopped
 from frostline.trainer.recorder import read_metrics
 
 N, BATCH = 40, 8

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 
-from frostline.errors import UsageError
+from frostline.errors import CheckpointError, UsageError
 from frostline.trainer.checkpoint import Checkpoints, load
-from frostline.trainer.differences import CheckpointError
 from frostline.trainer.state import init_from, load_model, model_state, model_tensors
 
 

@@ -10,8 +10,8 @@ import xxhash
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from frostline.errors import CheckpointError
 from frostline.trainer import tensorfile
-from frostline.trainer.differences import CheckpointError
 
 
 def of_every_kind() -> dict[str, Tensor]:
