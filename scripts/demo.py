@@ -1,4 +1,4 @@
-"""The main job on small data sets made on the spot: freeze a pipeline; store, check, feed and measure."""
+"""The main job on small data sets made on the spot: freeze and train; store, check, feed and measure."""
 
 from __future__ import annotations
 
@@ -92,6 +92,12 @@ def freeze(folder: Path) -> None:
         outcome = run(data, folder.parent / "frozen", Options(), Reporter(out=sys.stdout))
         done = f"{outcome.stats.samples} of 48 were computed, {outcome.stats.failed} failed"
         console.print(f"{done}; {outcome.seconds:.1f} s.")
+    console.print("\n[bold]Training a head on what is stored: 60 steps, stopped, 60 more[/bold]")
+    for steps in (60, 120):
+        work = pictures.workload(folder=str(folder))
+        place = {"out": folder.parent / "run", "store": folder.parent / "frozen"}
+        result = fl.train(work, steps=steps, **place)
+        console.print(f"step {result.step}: loss {result.figures['loss']:.4f}, held out {result.evaluation}")
     console.print()
 
 

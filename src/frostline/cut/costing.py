@@ -43,8 +43,8 @@ class Lanes:
         """Seconds a sample. On a GPU all three go on at once, and the slowest counts.
 
         Without one they take turns: a step on the CPU wants all cores, and Python's lock keeps threads of
-        cheap stages from running beside it. Of adding and taking the slowest, adding was nearer in every
-        run of `benchmarks/cut.py`.
+        cheap stages from running beside it. Of adding and taking the slowest, adding was nearer
+        where the two were compared.
         """
         compute = self.late + self.step
         if one_processor:

@@ -101,7 +101,9 @@ class Checkpoints:
             make_folder(self.folder)
             aside.recover(self.folder)
             if (free := _free(self.folder)) < needed:
-                raise CheckpointFull.told(str(self.folder), needed=needed, free=free, why="seen before writing")
+                raise CheckpointFull.told(
+                    str(self.folder), needed=needed, free=free, why="seen before writing"
+                )
             final = self.folder / f"step-{step:08d}"
             written = aside.name(final, "tmp")
             try:

@@ -325,7 +325,7 @@ class Loop:
             if self.p.recorder is not None:
                 self.p.recorder.write(self.at, {"epoch": self.epoch, **self.evaluated}, kind="eval")
             told = ", ".join(f"{name} {value:.4g}" for name, value in self.evaluated.items())
-            self.p.progress.note(f"step {self.at:,}: {told}")
+            self.p.progress.note(f"step {self.at:,}, held out: {told}")
         self.p.ranks.wait()
         self._busy.pause()
         metric = self.p.workload.metric

@@ -130,7 +130,7 @@ def train(
             "training": asdict(settings),
             "batch_size": workload.batch_size,
         }
-        chosen = choose(workload.name, Path(out) if out else None, resume, config)
+        chosen = _chosen(workload, Path(out) if out else None, resume, config, group)
         progress = TrainProgress(quiet=quiet or group.rank > 0)
         stores = None if live else _stores(workload, store, place, group, quiet)
         with _held(chosen, config, group) as folder, _settled(settings):
@@ -345,6 +345,16 @@ def _stores(
                 raise FreezeStopped(f"Stopped while freezing ({outcome.stopped}); the same call goes on.")
     group.wait()
     return {name: Store.open(place) for name, place in places.items()}
+
+
+def _chosen(
+    workload: Workload, out: Path | None, resume: str, config: Mapping[str, Any], group: Single
+) -> Chosen:
+    """The first rank chooses: a new folder is called after the time, and clocks differ."""
+    mine = choose(workload.name, out, resume, config) if group.rank == 0 else None
+    told = mine and [str(mine.folder), str(mine.checkpoint) if mine.checkpoint else None, mine.notes]
+    folder, checkpoint, notes = group.gather(told)[0]
+    return Chosen(Path(folder), Path(checkpoint) if checkpoint else None, notes)
 
 
 @contextmanager
