@@ -40,6 +40,12 @@ class Ranks(Protocol):
     def copy_first(self, tensors: Sequence[Tensor]) -> None:
         """Each tensor becomes what it is on the first rank."""
 
+    def most(self, number: int) -> int:
+        """The largest of all ranks' numbers."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """What all ranks said; plain values."""
+
 
 class Alone:
     """One process."""
@@ -54,6 +60,12 @@ class Alone:
 
     def copy_first(self, tensors: Sequence[Tensor]) -> None:
         return
+
+    def most(self, number: int) -> int:
+        return number
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
 
 
 class Step:
@@ -96,7 +108,6 @@ class Step:
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._buffers = _Buffers(model)
         self._fused = _fuse(optimizer)
-        self._names: list[str] = []
 
     def __call__(self, batch: Batch) -> Figures:
         """Forward, backward, update. Figures are 0-dim tensors on the device, means over the rows."""
@@ -107,7 +118,7 @@ class Step:
             figures, error = self._tried(batch, rows)
             fits, all_rows = self._ranks.agree(fits=error is None, rows=rows)
             if fits:
-                self._buffers.look()
+                self._buffers.look(self._ranks)
                 break
             moment.restore()
             self._buffers.restore()
@@ -197,7 +208,7 @@ class Step:
 
     def _smaller(self, rows: int, error: BaseException | None) -> None:
         """Half as many rows a pass; all ranks do the same."""
-        size = min(self.microbatch or rows, rows)
+        size = self._ranks.most(min(self.microbatch or rows, rows))  # shares of a batch may differ
         if size <= 1:
             raise OutOfMemory(
                 f"A training step with one row a pass does not fit into memory: {error}. Use a smaller model "
@@ -239,22 +250,24 @@ class Step:
 
     def _add_up(self, figures: Figures, rows: int, all_rows: int) -> None:
         """Means over a rank's rows become means over all rows, of gradients and figures alike."""
-        for parameter in self._parameters:
-            if parameter.requires_grad and parameter.grad is None:
+        told = self._ranks.gather([[int(p.grad is not None) for p in self._parameters], [*figures]])
+        anywhere = [any(flags) for flags in zip(*(one[0] for one in told), strict=True)]
+        for parameter, has_one in zip(self._parameters, anywhere, strict=True):
+            if parameter.grad is None and has_one:
                 parameter.grad = torch.zeros_like(parameter)
         if not rows:  # a short last batch has nothing for this rank: zeros join the sums
-            figures |= {name: torch.zeros((), device=self.device) for name in self._names}
-        self._names = [*figures]
+            names = max((one[1] for one in told), key=len)
+            figures |= {name: torch.zeros((), device=self.device) for name in names}
         values = torch.stack([value.float() for value in figures.values()])
         tensors = [values, *(p.grad for p in self._parameters if p.grad is not None)]
         torch._foreach_mul_(tensors, rows / all_rows)
         self._ranks.add_up(tensors)
         figures |= dict(zip(figures, values.unbind(), strict=True))
-        self._ranks.copy_first(self._buffers.watched)  # one model, also in what no gradient reaches
+        self._ranks.copy_first(self._buffers.tensors())  # one model, also in what no gradient reaches
 
     def _apply(self, bad: Tensor) -> None:
         """The optimiser's step, unless it is bad; buffers go back as well then."""
-        if self._fused:
+        if self._fused and not _unborn(self.optimizer):
             self.optimizer.found_inf, self.optimizer.grad_scale = bad, None  # type: ignore[attr-defined]
             try:
                 self.optimizer.step()
@@ -307,29 +320,63 @@ class _Buffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.watched = [buffer for buffer in model.buffers() if buffer.numel()]
-        self._kept: list[Tensor] | None = None
+        # places, not tensors: a model may put another tensor under the same name
+        self._places = [
+            (module._buffers, name)
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and buffer.numel()
+        ]
+        self._kept: list[Tensor] = []
         self._looked = False
 
-    def keep(self) -> None:
-        if self._kept is None:
-            self._kept = [buffer.clone() for buffer in self.watched]
-        elif self.watched:
-            torch._foreach_copy_(self._kept, self.watched)
+    def tensors(self) -> list[Tensor]:
+        return [buffers[name] for buffers, name in self._places]  # type: ignore[misc]
 
-    def look(self) -> None:
-        """After the first pass: those that it left alone need no care."""
-        if self._looked or self._kept is None:
+    def keep(self) -> None:
+        now = self.tensors()
+        same = len(self._kept) == len(now) and all(
+            a.shape == b.shape and a.dtype == b.dtype for a, b in zip(self._kept, now, strict=True)
+        )
+        if not same:
+            self._kept = [buffer.clone() for buffer in now]
+        elif now:
+            torch._foreach_copy_(self._kept, now)
+
+    def look(self, ranks: Ranks) -> None:
+        """After the first pass: those that it left alone, on every rank, need no care."""
+        if self._looked:
             return
-        moved = [not torch.equal(b, k) for b, k in zip(self.watched, self._kept, strict=True)]
-        self.watched = [b for b, wrote in zip(self.watched, moved, strict=True) if wrote]
-        self._kept = [k for k, wrote in zip(self._kept, moved, strict=True) if wrote]
+        pairs = zip(self.tensors(), self._kept, strict=True)
+        told = ranks.gather([int(not torch.equal(now, before)) for now, before in pairs])
+        moved = [any(flags) for flags in zip(*told, strict=True)]
+        self._places = [place for place, wrote in zip(self._places, moved, strict=True) if wrote]
+        self._kept = [kept for kept, wrote in zip(self._kept, moved, strict=True) if wrote]
         self._looked = True
 
     def restore(self, where: Tensor | None = None) -> None:
         """As they were; where: 1.0 to put them back, 0.0 to leave them, without looking."""
-        for buffer, kept in zip(self.watched, self._kept or [], strict=True):
-            buffer.copy_(kept if where is None else torch.where(where.bool(), kept, buffer))
+        for (buffers, name), kept in zip(self._places, self._kept, strict=True):
+            now = buffers[name]
+            if now is None or now.shape != kept.shape or now.dtype != kept.dtype:
+                buffers[name] = kept.clone()
+            else:
+                now.copy_(kept if where is None else torch.where(where.bool(), kept, now))
+
+
+def _unborn(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step would make momentum out of memory that nobody has written.
+
+    torch's fused SGD takes fresh memory for it and writes there in the first step. Skipped on the device,
+    that step leaves it as it was found, and the next is no longer the first.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return False
+    return any(
+        group["momentum"] and p.grad is not None and optimizer.state.get(p, {}).get("momentum_buffer") is None
+        for group in optimizer.param_groups
+        for p in group["params"]
+    )
 
 
 def _fuse(optimizer: torch.optim.Optimizer) -> bool:
@@ -360,7 +407,8 @@ def _norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def _is_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    told = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(t in str(error) for t in told)
 
 
 def _is_compiling(error: BaseException) -> bool:

@@ -78,12 +78,14 @@ class Training:
         if not isinstance(changes, Mapping):
             raise UsageError(f"training is {changes!r}; expected a dict such as {{'precision': 'bf16'}}.")
         known = [one.name for one in fields(self)]
+        changes = {str(name): value for name, value in changes.items()}
         unknown = [f"there is no setting {n!r}{nearest(n, known)}" for n in changes if n not in known]
         if unknown:
             raise UsageError("These settings of a training cannot work:", problems=unknown)
         given = {name: value for name, value in changes.items() if value is not None}
         if "unused" in given:
-            given["unused"] = (given["unused"],) if isinstance(given["unused"], str) else (*given["unused"],)
+            names = given["unused"]
+            given["unused"] = tuple(names) if isinstance(names, list | tuple) else (names,)
         return replace(self, **given)
 
     def _problems(self) -> list[str]:
@@ -106,6 +108,15 @@ class Training:
         for name in ("decay", "floor"):
             if not (_number(getattr(self, name)) and 0 <= getattr(self, name) <= 1):
                 found.append(f"{name} is {getattr(self, name)!r}; a share from 0 to 1")
+        if self.decay == 0:
+            found.append("decay is 0; a share above 0, or schedule 'constant'")
+        for name in ("compile", "deterministic"):
+            if not isinstance(getattr(self, name), bool):
+                found.append(f"{name} is {getattr(self, name)!r}; True or False")
+        if not isinstance(self.unused, tuple) or not all(isinstance(name, str) for name in self.unused):
+            found.append(f"unused is {self.unused!r}; names or patterns of parameters, as ('head.*',)")
+        if type(self.seed) is int and self.seed >= 2**63:
+            found.append(f"seed is {self.seed!r}; below 2**63")
         return found
 
 

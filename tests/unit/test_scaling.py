@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ CPU = torch.device("cpu")
 
 def theirs(overflows: list[bool], start: float) -> list[float]:
     """The scale after each update of torch.amp.GradScaler, driven through an optimiser as users drive it."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=start, growth_interval=Scaler.INTERVAL)
+    scaler = torch.amp.GradScaler("cpu", init_scale=start)
     weight = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], 0.0)
     scaler.scale(torch.zeros(1))  # makes its tensors
@@ -52,7 +53,7 @@ def test_the_scale_is_torchs_after_every_step(seed: int, often: float, start: fl
     expected = theirs(overflows, start)
     assert ours(overflows, Scaler(CPU, start=start)) == expected
     assert min(expected) < start
-    moves = {after / before for before, after in zip(expected, expected[1:], strict=False)}
+    moves = {after / before for before, after in pairwise(expected)}
     assert moves == {Scaler.BACKOFF, 1.0, Scaler.GROWTH}
 
 

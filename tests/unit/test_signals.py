@@ -49,11 +49,13 @@ def test_the_second_stops_at_once_whichever_it_is(first: signal.Signals, second:
 
 
 def test_what_took_the_signals_before_takes_them_again() -> None:
-    before, came = handlers(), []
+    came: list[str] = []
     signal.signal(signal.SIGTERM, lambda *_: came.append("mine"))
+    before = handlers()
     with Signals(came.append):
         assert handlers() != before
         signal.raise_signal(signal.SIGTERM)
+    assert handlers() == before
     signal.raise_signal(signal.SIGTERM)
     assert came == ["SIGTERM", "mine"]
 

@@ -78,6 +78,28 @@ def test_what_cannot_work_is_named_with_its_value(name: str, value: Any) -> None
     assert caught.value.problems[0].startswith(f"{name} is {value!r}; ")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("compile", "no"),  # would compile
+        ("deterministic", "no"),
+        ("unused", "head.*"),  # would be taken for six patterns
+        ("unused", (3,)),
+        ("decay", 0),  # the schedule refuses it later, when the store is made
+        ("seed", 2**64),  # torch refuses it, in its own words
+    ],
+)
+def test_what_fails_later_or_means_something_else_is_refused_too(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=name):
+        Training(**{name: value})
+
+
+@pytest.mark.parametrize("given", [{"unused": 5}, {3: 4}])
+def test_settings_of_the_wrong_kind_are_told(given: Any) -> None:
+    with pytest.raises(UsageError):
+        Training.of(given)
+
+
 def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(UsageError) as caught:
         Training(**{name: values[0] for name, values in BAD.items()})

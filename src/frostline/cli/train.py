@@ -6,6 +6,7 @@ checkpoint is written and the same command goes on); 1 for an error; 130 when it
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -80,6 +81,7 @@ def train(
     frostline train my_work.py batch_size=128 --max-hours 2 --precision bf16
     torchrun --nproc-per-node 2 -m frostline train my_work.py --epochs 10
     """
+    from frostline.errors import FreezeStopped
     from frostline.target import resolve
     from frostline.trainer.run import train as train_workload
 
@@ -88,7 +90,7 @@ def train(
         "precision": precision, "microbatch": microbatch, "schedule": schedule, "compile": compile or None,
         "seed": seed, "log_every": log_every, "eval_every": eval_every, "save_every": save_every,
     }  # fmt: skip
-    again = shlex.join(["frostline", *sys.argv[1:]])
+    again = _again(sys.argv[1:])
     try:
         result = train_workload(
             resolved.workload, steps=steps, epochs=epochs, max_hours=max_hours, schedule_hours=schedule_hours,
@@ -96,9 +98,14 @@ def train(
             training=settings, strict=strict, tensorboard=tensorboard, wandb=wandb or False,
             parameters={name: _plain(value) for name, value in resolved.given.items()},
         )  # fmt: skip
+    except FreezeStopped as e:
+        typer.echo(f"{e} Run the same again to go on: {again}")
+        return
     except KeyboardInterrupt:
         typer.echo(f"stopped at once: the last checkpoint is kept. To go on: {again}", err=True)
         raise
+    if int(os.environ.get("RANK", "0")):
+        return
     figures = {**result.figures, **result.evaluation}
     told = ", ".join(f"{n} {v:.4g}" for n, v in figures.items() if n in ("loss", *result.evaluation))
     if result.stopped is not None:
@@ -140,6 +147,15 @@ def evaluate(
     )  # fmt: skip
     for name, value in figures.items():
         typer.echo(f"{name}: {value:.6g}")
+
+
+def _again(arguments: list[str]) -> str:
+    """The command that goes on: without --resume, which may say to begin anew or to go back."""
+    kept: list[str] = []
+    for i, word in enumerate(arguments):
+        if not word.startswith("--resume") and (not i or arguments[i - 1] != "--resume"):
+            kept.append(word)
+    return shlex.join(["frostline", *kept])
 
 
 def _plain(value: object) -> object:

@@ -189,7 +189,8 @@ class Feed:
     def _outer(self, parts: dict[str, Batch]) -> Batch:
         if not self._several and _ONE in parts:
             return parts[_ONE]
-        return Batch(parts, lambda: next(iter(parts.values())).keys_of_rows)
+        first = Batch({}, next(iter(parts.values()))._keys)  # the keys alone
+        return Batch(parts, lambda: first.keys_of_rows)
 
     # state
 

@@ -139,7 +139,8 @@ class _Iteration:
         done = {part: self._rows.route_of(part).finish(work, self._pool) for part, work in parts.items()}
         if [*done] == [""]:
             return done[""]
-        return Batch(dict(done), lambda: next(iter(done.values())).keys_of_rows)
+        first = Batch({}, next(iter(done.values()))._keys)  # the keys alone
+        return Batch(dict(done), lambda: first.keys_of_rows)
 
     def _begun(self) -> Iterator[Callable[[], Parts]]:
         """Batches whose first stages are under way; runs on the conductor's thread."""

@@ -114,7 +114,8 @@ class Stored:
         if hidden:
             rows = self._tables[name].with_fields([*rows]).rows([0], [*rows])
         picked = set() if hidden else self._picked[name]
-        work = Work(lambda: rows.keys_of_rows, epoch, hidden=hidden)
+        keys = Batch({}, rows._keys)  # without the rows: who keeps a batch's keys need not keep its memory
+        work = Work(lambda: keys.keys_of_rows, epoch, hidden=hidden)
         for field, column in rows.items():
             (work.picked if field in picked else work.fed)[field] = column
         return work

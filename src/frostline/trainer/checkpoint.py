@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -129,6 +129,12 @@ class Checkpoints:
         serial = max((m.serial for m in self._manifests().values()), default=0) + 1
         write_whole(written / MANIFEST, [Manifest(step, serial, plain, files).text()])
         sync_folder(written)
+
+    def name_again(self, path: Path, names: Sequence[str]) -> None:
+        """Point these names at a checkpoint that was to have them: a kill may have come in between."""
+        for name in names:
+            if path.parent == self.folder and self._pointer(name) != path:
+                self._point(name, path, read_manifest(path).step)
 
     def _point(self, name: str, folder: Path, step: int) -> None:
         text = json.dumps({"folder": folder.name, "step": step}) + "\n"

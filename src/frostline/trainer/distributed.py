@@ -30,14 +30,8 @@ class Single(Alone):
 
     rank = 0
 
-    def most(self, number: int) -> int:
-        return number
-
     def wait(self) -> None:
         return
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
 
     def close(self) -> None:
         return
@@ -109,7 +103,10 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 def ranks(device: str | torch.device | None) -> tuple[Single, torch.device]:
     """The group this process belongs to, and the device it computes on."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
-    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as e:
+        raise UsageError(f"device={str(device)!r}: torch knows no such device; cpu, cuda or cuda:1.") from e
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device={str(device)!r}: torch sees no CUDA device here. Use device='cpu'.")
     if not several:

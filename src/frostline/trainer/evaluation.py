@@ -53,7 +53,10 @@ def evaluate(workload: Workload, step: Step, supply: Supply) -> dict[str, float]
             f"evaluate(model, feed) returned {', '.join(map(str, found))}; the workload's metric is "
             f"{metric.name!r}, which is not among them."
         )
-    return {str(name): float(value) for name, value in found.items()}
+    try:
+        return {str(name): float(value) for name, value in found.items()}
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise UsageError(f"evaluate(model, feed) returned {dict(found)!r:.200}; expected numbers: {e}") from e
 
 
 def _mean_loss(step: Step, supply: Supply) -> dict[str, float]:

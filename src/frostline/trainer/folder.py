@@ -17,6 +17,10 @@ from frostline.trainer.checkpoint import Checkpoints, find, load
 
 RUN = "run.json"
 CHECKPOINTS = "checkpoints"
+_TELLING = {
+    f"training.{name}"
+    for name in ("log_every", "eval_every", "save_every", "save_minutes", "keep", "keep_every", "compile")
+}
 STABLE = "stable"
 """The label of the state before the rate fell, from which the next call goes on."""
 
@@ -49,14 +53,15 @@ def choose(name: str | None, out: Path | None, resume: str, config: Mapping[str,
     if resume == "auto":
         for folder in sorted((p.parent for p in base.glob(f"*/{RUN}")), reverse=True):
             latest = _checkpoint(folder)
-            if latest is not None and not _changes(folder, config):
+            if latest is not None and not [c for c in _changes(folder, config) if not _only_told(c)]:
                 return Chosen(folder, latest)
     return Chosen(_fresh(base))
 
 
 def _named(path: Path, out: Path | None, config: Mapping[str, Any]) -> Chosen:
     """A checkpoint by its path: the run goes on in its own folder, unless another is given."""
-    checkpoint = find(path)
+    run = path / CHECKPOINTS
+    checkpoint = (_checkpoint(path) if run.is_dir() else None) or find(path)
     inside = checkpoint.parent.name == CHECKPOINTS
     home = out or (checkpoint.parent.parent if inside else None)
     if home is None:
@@ -83,20 +88,26 @@ def _changes(folder: Path, config: Mapping[str, Any]) -> list[str]:
     """Settings that are not those the run was started with."""
     try:
         old = json.loads((folder / RUN).read_text())["config"]
+        flat_old = _flat(old)
     except FileNotFoundError:
         return []
-    except (ValueError, KeyError, TypeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise UsageError(
             f"{folder / RUN} is damaged ({e!r}): what the run was started with is unknown."
         ) from e
     now = json.loads(json.dumps(config))
-    flat_old, flat_now = _flat(old), _flat(now)
+    flat_now = _flat(now)
     names = dict.fromkeys([*flat_old, *flat_now])
     return [
         f"{name} was {flat_old.get(name)!r}, is {flat_now.get(name)!r}"
         for name in names
         if flat_old.get(name) != flat_now.get(name)
     ]
+
+
+def _only_told(change: str) -> bool:
+    """Whether a setting changes what is written down, and nothing of the training itself."""
+    return change.split(" ")[0] in _TELLING
 
 
 def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -106,9 +117,16 @@ def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return out
 
 
+def describe(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write down what the run goes on with; only once it can: a call that fails must not rename a run."""
+    aside = folder / f".{RUN}.{os.getpid()}"
+    aside.write_text(json.dumps({"version": 1, "config": config}, indent=1) + "\n")
+    os.replace(aside, folder / RUN)
+
+
 @contextmanager
-def held(chosen: Chosen, config: Mapping[str, Any]) -> Iterator[Path]:
-    """The folder, made, described and locked."""
+def held(chosen: Chosen) -> Iterator[Path]:
+    """The folder, made and locked."""
     folder = chosen.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,9 +142,6 @@ def held(chosen: Chosen, config: Mapping[str, Any]) -> Iterator[Path]:
             raise UsageError(
                 f"Another process is training in {folder}. Wait for it, or give this one another --out."
             ) from e
-        aside = folder / f".{RUN}.{os.getpid()}"
-        aside.write_text(json.dumps({"version": 1, "config": config}, indent=1) + "\n")
-        os.replace(aside, folder / RUN)
         yield folder
     finally:
         os.close(lock)

@@ -60,10 +60,10 @@ def _told(what: str, names: Sequence[str]) -> list[str]:
 def _bits(tensor: Tensor) -> Tensor:
     """A sum over a tensor's bits as whole numbers: any change of one value shows."""
     flat = tensor.detach().reshape(-1)
+    if flat.dtype.is_complex:
+        flat = torch.view_as_real(flat).reshape(-1)
     kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-    values = (
-        flat.contiguous().view(kind) if not flat.dtype.is_complex else torch.view_as_real(flat).view(-1)
-    ).long()
+    values = flat.contiguous().view(kind).long()
     return torch.stack(
         [values.sum(), (values * torch.arange(1, len(values) + 1, device=values.device)).sum()]
     )

@@ -14,14 +14,18 @@ _MARGIN = 1.5
 class Limits(Signals):
     """Asked after every step. As a context manager it takes SIGTERM and Ctrl-C."""
 
-    def __init__(self, max_hours: float | None, told: Callable[[str], None]) -> None:
+    def __init__(
+        self, max_hours: float | None, told: Callable[[str], None], began: float | None = None
+    ) -> None:
         super().__init__(
             lambda name: told(f"{name}: finishing this step, saving, then stopping. Once more stops now.")
         )
         self.limit_s = None if max_hours is None else 3600 * max_hours
-        self._began = time.monotonic()
+        self._began = time.monotonic() if began is None else began
         self._longest_save = 0.0
         self._longest_step = 0.0
+        self._longest_look = 0.0
+        self._late = False
 
     def __enter__(self) -> Limits:
         super().__enter__()
@@ -35,13 +39,16 @@ class Limits(Signals):
     def saved(self, seconds: float) -> None:
         self._longest_save = max(self._longest_save, seconds)
 
+    def evaluated(self, seconds: float) -> None:
+        self._longest_look = max(self._longest_look, seconds)
+
     def stepped(self, seconds: float) -> None:
         self._longest_step = max(self._longest_step, seconds)
 
     @property
     def margin(self) -> float:
-        """Seconds that the rest of a call needs: one more step, and a save."""
-        return _MARGIN * self._longest_save + self._longest_step
+        """Seconds that the rest of a call needs: a step, a save, and an evaluation if there are any."""
+        return _MARGIN * self._longest_save + self._longest_step + self._longest_look
 
     @property
     def over(self) -> bool:
@@ -50,6 +57,8 @@ class Limits(Signals):
 
     @property
     def reason(self) -> str | None:
-        if self.why is None and self.over:
-            self.why = f"the time limit of {(self.limit_s or 0) / 3600:g} h"
+        """Why to stop, if anything says so. A limit is no signal: the first one still only asks."""
+        if self.why is None and (self._late or self.over):
+            self._late = True
+            return f"the time limit of {(self.limit_s or 0) / 3600:g} h"
         return self.why

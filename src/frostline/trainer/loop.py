@@ -18,10 +18,10 @@ from torch import Tensor
 
 from frostline.batch import Batch
 from frostline.errors import TrainStopped, UsageError
-from frostline.step import Step
+from frostline.step import Moment, Step
 from frostline.supply import Supply
 from frostline.trainer import moment
-from frostline.trainer.checkpoint import Checkpoints, Loaded
+from frostline.trainer.checkpoint import Checkpoints, Loaded, load
 from frostline.trainer.distributed import Single
 from frostline.trainer.evaluation import evaluate, undisturbed
 from frostline.trainer.folder import STABLE
@@ -30,7 +30,7 @@ from frostline.trainer.gradients import STEPS as AUDITED
 from frostline.trainer.gradients import GradientAudit
 from frostline.trainer.limits import Limits
 from frostline.trainer.progress import TrainProgress, forecast_text
-from frostline.trainer.recorder import Recorder
+from frostline.trainer.recorder import Recorder, read_metrics
 from frostline.trainer.schedule import Schedule
 from frostline.workload import Workload
 
@@ -79,6 +79,9 @@ class Loop:
         self._audit: GradientAudit | None = None
         self._saved_at, self._saved_when = -1, time.monotonic()
         self._window = _Window()
+        self._over = False
+        """The hours that the schedule is bound to are over, and they are the end."""
+        self._evaluates = bool(parts.ranks.most(int(parts.held_out is not None)))
 
     # going on
 
@@ -86,22 +89,45 @@ class Loop:
         state = loaded.state
         note = moment.restore(self.step, loaded, self.p.ranks)
         self.p.supply.load_state_dict(state["supply"])
-        self.at, self.best = loaded.step, state["best"]
-        self._elapsed_before, self._decaying = state["elapsed_s"], state["decaying"]
+        self.at, self.best = loaded.step, self._better(state["best"])
+        self._elapsed_before = state["elapsed_s"]
+        self._over = self._hours_are_over()
         self._bad = deque(state["bad"])
         self._meter.load_state(state["meter"], self.step.device)
         self._saved_at = self.at
         if self.p.recorder is not None:
             self.p.recorder.rewind(self.at)
+            self.p.checkpoints.name_again(loaded.path, state["names"])
         if note:
             self.p.progress.note(note)
 
+    def _unevaluated(self) -> bool:
+        """Whether the metrics have no evaluation of the last step; the first rank knows."""
+        lines = read_metrics(self.p.recorder.path) if self.p.recorder is not None else None
+        return lines is not None and not any(x["kind"] == "eval" and x["step"] == self.at for x in lines)
+
+    def _better(self, best: float | None) -> float | None:
+        """The best score so far; a call that went back to an earlier state may have seen a better one."""
+        path, metric = self.p.checkpoints.best(), self.p.workload.metric
+        other = load(path, only=[]).state["best"] if path is not None and metric is not None else None
+        if best is None or other is None or metric is None:
+            return other if best is None else best
+        return other if metric.is_better(other, than=best) else best
+
+    def _hours_are_over(self) -> bool:
+        hours = self.p.schedule.total_s
+        bound = self.p.total_steps is None and hours is not None and not self.p.chunked
+        return bound and self.elapsed >= (hours or 0)
+
     def _save(self, *, best: bool = False, label: str | None = None) -> None:
         began = time.monotonic()
+        pending = torch.stack([bad for _, _, bad in self._recent]).tolist() if self._recent else []
+        bad = [*self._bad, *(at for (at, _, _), flag in zip(self._recent, pending, strict=True) if flag)]
         groups, state = moment.take(self.step, self.p.ranks)
         state |= {
             "supply": self.p.supply.state_dict(), "best": self.best, "elapsed_s": self.elapsed,
-            "decaying": self._decaying, "bad": [*self._bad], "meter": self._meter.state(),
+            "decaying": self._decaying, "bad": bad, "meter": self._meter.state(),
+            "names": [*(["best"] if best else []), *([label] if label else [])],
             "schedule": asdict(self.p.schedule), "training": asdict(self.settings),
         }  # fmt: skip
         if self.p.recorder is not None:
@@ -116,12 +142,16 @@ class Loop:
 
     def run(self) -> str | None:
         """Train; why it ended before its last step, or None."""
-        if self.done:
-            return None
         self.step.model.train()
+        if self.done:
+            if self._evaluates and self.p.ranks.most(int(self._unevaluated())):
+                self._evaluate()  # killed between the last step and its evaluation
+            return None
         self._began = time.monotonic()
         batches = self._batches()
-        first = next(batches)
+        generators = Moment(self.step.device)
+        first = next(batches)  # may load networks of the pipeline, which draw their first weights
+        generators.restore()
         self._prepare(first)
         self._began = time.monotonic()
         batch: Batch | None = first
@@ -132,11 +162,11 @@ class Loop:
             batch = None if self.done or stopped else next(batches)
         batches.close()
         self._finish(stopped)
-        return stopped
+        return None if self.done else stopped
 
     @property
     def done(self) -> bool:
-        return self.p.total_steps is not None and self.at >= self.p.total_steps
+        return self._over or (self.p.total_steps is not None and self.at >= self.p.total_steps)
 
     @property
     def elapsed(self) -> float:
@@ -158,7 +188,9 @@ class Loop:
 
     def _one(self, batch: Batch) -> None:
         began = time.monotonic()
-        factor = self.p.schedule.factor(self.at, self.elapsed if self.p.schedule.total_s else 0.0)
+        by_time = self.p.schedule.total_s is not None
+        elapsed = self.p.ranks.most(int(1e6 * self.elapsed)) / 1e6 if by_time else 0.0
+        factor = self.p.schedule.factor(self.at, elapsed)
         for group, base in zip(self.step.optimizer.param_groups, self._base, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(base * factor)
@@ -173,7 +205,7 @@ class Loop:
             {n: v for n, v in figures.items() if n not in _COUNTED} | {"lr": self._base[0] * factor}
         )
         self._meter.count({n: v for n, v in figures.items() if n in _COUNTED})
-        self._recent.append((self.at, batch, figures["bad"]))
+        self._recent.append((self.at, Batch({}, batch._keys), figures["bad"]))  # its rows may go
         if self._audit is not None and self._audit.looked >= AUDITED:
             self._audit.verdict()
             self._audit = self.step.on_grads = None
@@ -184,13 +216,10 @@ class Loop:
         every = self.settings
         if self.at % every.log_every == 0 or self.done:
             self._log()
-        if (
-            self.p.held_out is not None
-            and every.eval_every
-            and self.at % every.eval_every == 0
-            and not self.done
-        ):
+        if self._evaluates and every.eval_every and self.at % every.eval_every == 0 and not self.done:
             self._evaluate()
+        if self.p.ranks.most(int(self._hours_are_over())):
+            self._over = True
         vote = self.p.ranks.most(_STOP * (self.p.limits.reason is not None) + _SAVE * self._save_is_due())
         if vote >= _STOP:
             return self.p.limits.reason or "another rank was asked to stop"
@@ -217,13 +246,16 @@ class Loop:
             )
 
     def _finish(self, stopped: str | None) -> None:
+        if self._audit is not None and self._audit.looked:
+            self._audit.verdict()  # of a run of one or two steps
         ended = self.done or self._decaying
         if ended and self._recent:
             self._log()  # stopped in between, the window goes on in the next call
-        if ended and self.p.held_out is not None:
-            self._evaluate()
         if self._saved_at != self.at:
-            self._save()
+            self._save()  # before an evaluation that may fail, or be killed
+        asked = stopped is not None and not self.p.limits.over
+        if ended and self._evaluates and not self.p.ranks.most(int(asked and not self.done)):
+            self._evaluate()
         self.p.progress.end()
 
     # before the first step
@@ -233,13 +265,14 @@ class Loop:
         began = time.monotonic()
         figures = self.step.rehearse(batch)
         seconds = time.monotonic() - began
-        if seconds < 5:
+        if self.p.ranks.most(int(1000 * seconds)) < 5000:
             began = time.monotonic()
             self.step.rehearse(batch)
             _synchronize(self.step.device)
             seconds = time.monotonic() - began
         if self.at == 0:
             self._check(batch, {name: float(value) for name, value in figures.items()})
+        if self.at < AUDITED:
             self._audit = GradientAudit(self.step.model, self.step.optimizer, self.settings.unused)
             self.step.on_grads = self._audit
         self.p.progress.note(self._forecast(seconds))
@@ -320,6 +353,7 @@ class Loop:
             )
 
     def _evaluate(self) -> None:
+        began = time.monotonic()
         if self.p.ranks.rank == 0 and self.p.held_out is not None:
             self.evaluated = evaluate(self.p.workload, self.step, self.p.held_out)
             if self.p.recorder is not None:
@@ -328,6 +362,7 @@ class Loop:
             self.p.progress.note(f"step {self.at:,}, held out: {told}")
         self.p.ranks.wait()
         self._busy.pause()
+        self.p.limits.evaluated(time.monotonic() - began)
         metric = self.p.workload.metric
         value = self.evaluated.get(metric.name, math.nan) if metric is not None else math.nan
         better = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -40,15 +39,26 @@ def take(step: Step, ranks: Single) -> tuple[Groups, dict[str, Any]]:
     return groups, state
 
 
+OWN = ("model", "optimizer", "generators", "world")
+LOOPS = (*OWN, "supply", "schedule", "elapsed_s", "names")
+"""What a checkpoint of a whole training has."""
+
+
+def refuse_foreign(loaded: Loaded, needed: tuple[str, ...] = LOOPS) -> None:
+    """CheckpointError for a checkpoint that is none of a training."""
+    files = [name for name in ("model", "optimizer") if name in needed and name not in loaded.groups]
+    lacks = dict.fromkeys([*files, *(name for name in needed if name not in loaded.state)])
+    if lacks:
+        raise CheckpointError(f"{loaded.path} is no checkpoint of a training: it has no {', '.join(lacks)}.")
+
+
 def restore(step: Step, loaded: Loaded, ranks: Single) -> str | None:
     """The training as it was; a sentence where something does not go on exactly."""
     groups, state = loaded.groups, loaded.state
-    lacks = [name for name in ("model", "optimizer") if name not in groups or name not in state]
-    if lacks:
-        raise CheckpointError(f"{loaded.path} is no checkpoint of a training: it has no {', '.join(lacks)}.")
+    refuse_foreign(loaded, OWN)
     beside = {"buffers": groups.get("buffers"), "extra": groups.get("extra")}
     states.load_model(step.model, groups["model"], about=state["model"], **beside)
-    _load_optimizer(step, groups["optimizer"], state["optimizer"])
+    states.load_optimizer(step.optimizer, step.model, groups["optimizer"], state["optimizer"])
     if step.scaler is not None and "scaler" in groups:
         step.scaler.load_tensors(groups["scaler"])
     step.microbatch = _smaller(step.microbatch, state.get("microbatch"))
@@ -62,15 +72,6 @@ def restore(step: Step, loaded: Loaded, ranks: Single) -> str | None:
         f"the checkpoint was written by {state['world']} processes, this is one of {ranks.world}: data and "
         f"augmentation go on exactly, the model's own dropout does not"
     )
-
-
-def _load_optimizer(step: Step, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Which kernel updates is this machine's choice, not the checkpoint's."""
-    fused = [group.get("fused") for group in step.optimizer.param_groups]
-    states.load_optimizer(step.optimizer, step.model, tensors, about)
-    for group, choice in zip(step.optimizer.param_groups, fused, strict=True):
-        if "fused" in group:
-            group["fused"] = choice
 
 
 def _smaller(here: int | None, there: int | None) -> int | None:

@@ -119,7 +119,7 @@ class TrainProgress:
         try:
             self._out.write(text.encode(encoding, "replace").decode(encoding))
             self._out.flush()
-        except (OSError, ValueError) as e:  # ValueError: it was closed
+        except (OSError, ValueError, RuntimeError) as e:  # ValueError: it was closed
             self._quiet = True
             log.warning("Progress is no longer shown, the output is gone (%s). The training goes on.", e)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -22,11 +24,11 @@ from frostline.stage import Lazy
 from frostline.step import Step
 from frostline.store import Store, Table
 from frostline.supply import Supply, supply
-from frostline.trainer import checkpoint, state
+from frostline.trainer import checkpoint, moment, state
 from frostline.trainer.distributed import Single, ranks
 from frostline.trainer.evaluation import HELD_OUT, TESTED, split_for, splits_of
 from frostline.trainer.evaluation import evaluate as evaluate_model
-from frostline.trainer.folder import CHECKPOINTS, Chosen, choose, held
+from frostline.trainer.folder import CHECKPOINTS, Chosen, choose, describe, held
 from frostline.trainer.limits import Limits
 from frostline.trainer.loop import Loop, Parts
 from frostline.trainer.progress import TrainProgress
@@ -120,21 +122,22 @@ def train(
     training:       settings over the workload's own (see `frostline.training.Training`).
     strict:         a model that cannot be compiled is an error.
     """
+    began = time.monotonic()
     _refuse(workload)
     budget = Budget(steps, epochs, max_hours, schedule_hours)
     settings = Training.of(workload.training).but(training or {})
     group, place = ranks(device)
     try:
-        config = {
-            "parameters": dict(parameters or {}),
-            "training": asdict(settings),
-            "batch_size": workload.batch_size,
-        }
+        config: dict[str, Any] = {
+            "parameters": dict(parameters or {}), "training": asdict(settings),
+            "batch_size": workload.batch_size, "init_from": str(init_from) if init_from else None,
+        }  # fmt: skip
         chosen = _chosen(workload, Path(out) if out else None, resume, config, group)
         progress = TrainProgress(quiet=quiet or group.rank > 0)
-        stores = None if live else _stores(workload, store, place, group, quiet)
-        with _held(chosen, config, group) as folder, _settled(settings):
+        stores = None if live else _stores(workload, store, place, group, quiet, max_hours)
+        with _held(chosen, group) as folder, _settled(settings):
             job = _Job(workload, settings, budget, place, group, progress, strict)
+            job.began = began  # freezing and loading count too
             sinks = {"tensorboard": tensorboard, "wandb": wandb, "config": config}
             return job.run(folder, chosen, stores, init_from, sinks)
     finally:
@@ -156,12 +159,14 @@ def evaluate(
     _refuse(workload)
     settings = Training.of(workload.training).but(training or {})
     group, place = ranks(device)
-    loaded = checkpoint.load(Path(path), only=["model"])
+    loaded = checkpoint.load(Path(path), only=["model", "buffers", "extra"])
+    moment.refuse_foreign(loaded, ("model",))
     stores = None if live else _stores(workload, store, place, group, quiet)
     with _settled(settings):
         job = _Job(workload, settings, Budget(steps=1), place, group, TrainProgress(quiet=quiet), False)
         step = job.step()
-        state.load_model(step.model, loaded.groups["model"], about=loaded.state["model"])
+        beside = {"buffers": loaded.groups["buffers"], "extra": loaded.groups["extra"]}
+        state.load_model(step.model, loaded.groups["model"], about=loaded.state["model"], **beside)
         chosen = split_for(workload, TESTED, split)
         return evaluate_model(workload, step, job.supply(stores, chosen, train=False))
 
@@ -181,6 +186,7 @@ class _Job:
     ) -> None:
         self.workload, self.settings, self.budget = workload, settings, budget
         self.device, self.group, self.progress, self.strict = device, group, progress, strict
+        self.began = time.monotonic()
 
     def run(
         self,
@@ -193,6 +199,8 @@ class _Job:
         batches, held_out = self.supply(stores, self._split()), self._held_out(stores)
         step = self.step()
         loaded = checkpoint.load(chosen.checkpoint) if chosen.checkpoint else None
+        if loaded is not None:
+            moment.refuse_foreign(loaded)
         for note in chosen.notes:
             self.progress.note(f"not as the run was started: {note}")
         total = self._total_steps(batches)
@@ -202,7 +210,7 @@ class _Job:
         kept = checkpoint.Checkpoints(
             folder / CHECKPOINTS, keep=self.settings.keep, keep_every=self.settings.keep_every
         )
-        with Limits(self.budget.max_hours, self.progress.note) as limits:
+        with Limits(self.budget.max_hours, self.progress.note, self.began) as limits:
             try:
                 loop = Loop(
                     Parts(
@@ -211,11 +219,15 @@ class _Job:
                     )
                 )  # fmt: skip
                 self._begin(loop, loaded, init_from, schedule)
+                if self.group.rank == 0:
+                    describe(folder, sinks["config"])
                 stopped = loop.run()
             finally:
                 batches.close()
+                if held_out is not None:
+                    held_out.close()
                 if recorder is not None:
-                    recorder.close()
+                    recorder.close(failed=sys.exc_info()[0] is not None)
         return TrainResult(
             folder, loop.at, loop.epoch, loop.figures, loop.evaluated, loop.best, stopped, step.model
         )
@@ -232,7 +244,10 @@ class _Job:
                 self.progress.note(told)
             if loop.done:
                 self.progress.note(f"nothing to do: {loop.at:,} steps are trained")
-        elif init_from is not None:
+            return
+        if loop.p.recorder is not None:
+            loop.p.recorder.rewind(0)  # of a call that was killed before its first checkpoint
+        if init_from is not None:
             taken = state.init_from(loop.step.model, checkpoint.weights(Path(init_from)))
             self.progress.note(f"weights from {init_from}: {taken.told()}")
 
@@ -254,8 +269,11 @@ class _Job:
                 f"optimizer(model) returned {type(optimizer).__name__}; expected a torch optimiser."
             )
         if self.group.world > 1:
-            self.group.copy_first([*model.state_dict().values()])
-            torch.manual_seed(seed + 1_000_003 * self.group.rank)
+            self.group.copy_first([*model.parameters(), *model.buffers()])
+            own = seed + 1_000_003 * self.group.rank
+            random.seed(own)
+            np.random.seed(own % 2**32)
+            torch.manual_seed(own)
         loss: Any = self.workload.loss
         return Step(
             model, loss, optimizer, training=self.settings, device=self.device, ranks=self.group,
@@ -307,7 +325,7 @@ class _Job:
             return Schedule(kind, total_steps=total, **options), False
         if kind != "wsd" or hours is None:
             return Schedule(kind, **options), False
-        call = 3600 * hours * (1 - _RESERVED)
+        call = max(1.0, 3600 * hours - (time.monotonic() - self.began)) * (1 - _RESERVED)
         options["decay"] = s.decay * call / (before + call)
         return Schedule(kind, total_s=before + call, **options), True
 
@@ -323,7 +341,12 @@ def _refuse(workload: Any) -> None:
 
 
 def _stores(
-    workload: Workload, store: PathLike | None, device: torch.device, group: Single, quiet: bool
+    workload: Workload,
+    store: PathLike | None,
+    device: torch.device,
+    group: Single,
+    quiet: bool,
+    max_hours: float | None = None,
 ) -> dict[str, Table]:
     """The stores of all pipelines, made or completed first; by the first rank, while the others wait."""
     if store is None and workload.name is None:
@@ -334,7 +357,10 @@ def _stores(
         for name, pipeline in workload.pipelines.items():
             try:
                 outcome = freeze_one(
-                    pipeline, places[name], Options(device=str(device)), Reporter(quiet=quiet)
+                    pipeline,
+                    places[name],
+                    Options(device=str(device), max_hours=max_hours),
+                    Reporter(quiet=quiet),
                 )
             except NotFrozen as e:
                 raise NotFrozen(
@@ -358,11 +384,11 @@ def _chosen(
 
 
 @contextmanager
-def _held(chosen: Chosen, config: Mapping[str, Any], group: Single) -> Iterator[Path]:
+def _held(chosen: Chosen, group: Single) -> Iterator[Path]:
     if group.rank:
         yield chosen.folder
         return
-    with held(chosen, config) as folder:
+    with held(chosen) as folder:
         yield folder
 
 
