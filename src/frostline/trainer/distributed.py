@@ -80,7 +80,7 @@ class Several(Single):
     def copy_first(self, tensors: Sequence[Tensor]) -> None:
         """Every rank has rank 0's values afterwards."""
         for tensor in tensors:
-            dist.broadcast(tensor, 0)
+            dist.broadcast(tensor.detach(), 0)  # the same memory, and nothing for autograd to record
 
     def close(self) -> None:
         dist.destroy_process_group()

@@ -60,10 +60,10 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def run(folder: Path, world: int, *arguments: str) -> str:
+def run(folder: Path, world: int, *arguments: str, work: str = WORK) -> str:
     """`frostline train` in so many processes, as torchrun would start them."""
     folder.mkdir(exist_ok=True)
-    (folder / "my_work.py").write_text(WORK)
+    (folder / "my_work.py").write_text(work)
     command = [sys.executable, "-m", "frostline", "train", "my_work.py", *arguments, "--out", "run", "--live"]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
     processes = [
@@ -105,6 +105,17 @@ def test_two_processes_train_as_one_and_go_on_as_one(tmp_path: Path) -> None:
     for name, value in one.items():
         assert torch.allclose(value, model_of(tmp_path / "mixed")[name], rtol=1e-5, atol=1e-6), name
     assert seen(tmp_path / "mixed") == seen(tmp_path / "one")
+
+
+def test_ranks_evaluate_and_a_short_batch_leaves_one_without_rows(tmp_path: Path) -> None:
+    """About 17 samples in batches of 8: the last has a row or two. Stopped before it, and gone on."""
+    settings = 'training={"log_every": 2, "eval_every": 2}, splits={"train": 0.8, "val": 0.2}'
+    work = WORK.replace("range(27)", "range(22)").replace('training={"log_every": 2}', settings)
+    run(tmp_path / "two", 2, "--steps", "2", work=work)
+    told = run(tmp_path / "two", 2, "--steps", "6", work=work)
+    assert "held out: loss" in told
+    lines = read_metrics(tmp_path / "two" / "run")
+    assert [line["step"] for line in lines if line["kind"] == "eval"] == [2, 4, 6]
 
 
 def test_out_of_memory_on_one_rank_is_agreed_on(tmp_path: Path) -> None:

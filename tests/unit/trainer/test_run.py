@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -419,3 +421,113 @@ def test_what_a_run_was_started_with_is_kept(here: Path) -> None:
     kept = json.loads((result.folder / "run.json").read_text())
     assert kept["config"]["parameters"] == {"n": 3}
     assert kept["config"]["training"]["log_every"] == 5
+
+
+# what a review found
+
+
+class Remembering(Net):
+    """Puts another tensor under a buffer's name in each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return super().forward(x - self.mean)
+
+
+def test_a_buffer_that_is_replaced_in_each_pass_goes_on_exactly(here: Path) -> None:
+    whole = train(work(model=fl.lazy(Remembering)), steps=12, out="whole")
+    train(work(model=fl.lazy(Remembering)), steps=5, out="parts")
+    parts = train(work(model=fl.lazy(Remembering)), steps=12, out="parts")
+    assert equal(whole, parts)
+    assert torch.equal(whole.model.mean, parts.model.mean)
+
+
+class Dropping(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.dropout(x, 0.5, self.training))
+
+
+class Encoder(nn.Module):
+    """A frozen network whose weights are drawn when it is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        nn.init.eye_(self.layer.weight)
+        self.eval().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x).detach()
+        return out
+
+
+def test_a_network_that_is_loaded_with_the_first_batch_does_not_move_the_models_dropout(here: Path) -> None:
+    def seeded() -> Encoder:
+        torch.rand(1000)  # loading draws
+        return Encoder()
+
+    def live() -> fl.Workload:
+        base = work(model=fl.lazy(Dropping))
+        assert isinstance(base.data, fl.Pipeline)
+        torch.manual_seed(5)
+        encoder = fl.Stage("seen", fl.lazy(seeded), reads="features", on="device", batch_size=8)
+        data = fl.Pipeline(base.data.source, *base.data.steps, encoder, outputs=("seen", "y"))
+        return replace(base, data=data, loss=lambda m, b: (m(b["seen"]).squeeze(1) - b["y"]).square().mean())
+
+    whole = train(live(), steps=8, out="whole", live=True)
+    train(live(), steps=3, out="parts", live=True)
+    parts = train(live(), steps=8, out="parts", live=True)
+    assert len(weights(whole)) == len(weights(parts))
+    # the encoder itself is drawn anew in each call, so only the generators can be compared
+    assert load(Path("whole")).state["supply"] == load(Path("parts")).state["supply"]
+    one, other = (load(Path(name)).groups["generators-0"] for name in ("whole", "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_an_evaluation_that_fails_at_the_end_costs_no_step(here: Path) -> None:
+    def broken(model: nn.Module, feed: Any) -> dict[str, float]:
+        raise ZeroDivisionError("an evaluation that was never tried")
+
+    unready = work(evaluate=broken, splits={"train": 0.5, "val": 0.5})
+    with pytest.raises(ZeroDivisionError):
+        train(unready, steps=7, out="run")
+    assert load(Path("run")).step == 7
+    repaired = train(work(evaluate=score, splits={"train": 0.5, "val": 0.5}), steps=7, out="run")
+    assert (repaired.step, {*repaired.evaluation}) == (7, {"error"})  # evaluated after all
+    again = train(work(evaluate=score, splits={"train": 0.5, "val": 0.5}), steps=7, out="run")
+    assert again.evaluation == {}  # once is enough
+    assert [line["kind"] for line in read_metrics("run")].count("eval") == 1
+
+
+def test_hours_of_a_schedule_alone_are_the_end(here: Path) -> None:
+    result = train(work(), schedule_hours=0.3 / 3600, out="run", training={"schedule": "linear"})
+    assert result.stopped is None
+    assert result.step > 0
+    again = train(work(), schedule_hours=0.3 / 3600, out="run", training={"schedule": "linear"})
+    assert again.step == result.step
+
+
+def test_weights_to_begin_with_are_part_of_a_runs_settings(here: Path) -> None:
+    first = train(work(), steps=3)
+    other = train(work(), steps=3, init_from=first.folder)
+    assert other.folder != first.folder
+    told = train(
+        work(), steps=3, training={"log_every": 1, "save_every": 2}
+    )  # changes nothing of the training
+    assert told.folder == first.folder
+
+
+def test_batches_are_not_kept_until_the_next_line_of_metrics(here: Path) -> None:
+    alive: list[weakref.ref[Tensor]] = []
+
+    def watched(model: nn.Module, batch: fl.Batch) -> Tensor:
+        alive.append(weakref.ref(batch["features"]))
+        gc.collect()
+        assert sum(ref() is not None for ref in alive) <= 4
+        return loss(model, batch)
+
+    train(work(loss=watched, training={"log_every": 100}), steps=15)
