@@ -236,7 +236,7 @@ def test_precision_and_compile_are_for_device_stages_that_say_nothing(
     assert frozen(pipeline(), tmp_path / "a", precision="bf16").fields["features"].dtype == "bfloat16"
     own = frozen(pipeline(precision="fp32"), tmp_path / "b", precision="bf16")
     assert own.fields["features"].dtype == "float32"
-    changed = run_module._with_options(pipeline(), Options(compile=True))
+    changed = run_module.with_options(pipeline(), Options(compile=True))
     assert [stage.compile for stage in changed.stages] == [False, True]
 
 
