@@ -100,6 +100,15 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
+def repeatable(command: str) -> str:
+    """The command as anybody would give it: without the folders of the machine it ran on.
+
+    >>> repeatable("benchmarks/freeze.py --rounds 3 --also /somewhere")
+    'benchmarks/freeze.py --rounds 3'
+    """
+    return re.sub(r" --(also|scratch)[ =]\S+", "", command)
+
+
 def write_results(
     name: str,
     device: str,
@@ -113,7 +122,7 @@ def write_results(
     print_table("goals", goals)
     record = {
         "name": name, "device": device, "machine": machine(), "versions": versions(), "commit": git_commit(),
-        "command": command, "rows": rows, "goals": goals,
+        "command": repeatable(command), "rows": rows, "goals": goals,
     }  # fmt: skip
     for folder in (RESULTS, *([also] if also else [])):
         folder.mkdir(parents=True, exist_ok=True)
