@@ -93,7 +93,7 @@ def small_conv() -> nn.Module:
 
 
 def decoding(scratch: Path) -> fl.Workload:
-    make_pictures(scratch / "pictures", 480)
+    make_pictures(scratch / "pictures", 1440)
     data = fl.Pipeline(
         fl.Source.files(str(scratch / "pictures" / "*.jpg")),
         fl.Stage("frames", decode, reads="path"),
@@ -117,7 +117,7 @@ def encoder() -> nn.Module:
 
 def encoding(scratch: Path) -> fl.Workload:
     data = fl.Pipeline(
-        fl.Source.table([{"key": f"{i:05d}", "number": i} for i in range(640)]),
+        fl.Source.table([{"key": f"{i:05d}", "number": i} for i in range(3200)]),
         fl.Stage("patches", drawn, reads="number"),
         fl.Stage("features", fl.lazy(encoder), reads="patches", on="device", batch_size=16),
     )
@@ -130,7 +130,7 @@ def scaled(number: float) -> torch.Tensor:
 
 def numbers(scratch: Path) -> fl.Workload:
     data = fl.Pipeline(
-        fl.Source.table([{"key": f"{i:05d}", "number": float(i)} for i in range(8000)]),
+        fl.Source.table([{"key": f"{i:05d}", "number": float(i)} for i in range(24000)]),
         fl.Stage("scaled", scaled, reads="number"),
     )
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1))
@@ -196,7 +196,7 @@ def measure(case: Case, scratch: Path, rounds: int) -> tuple[list[Any], list[Any
     for cut in (case.best, case.rival):
         option = found.option(cut)
         if option is not None:
-            rows.append(happened(case, work, option, scratch, rounds))
+            rows.append(happened(case, work, option, scratch, rounds if cut == case.best else 2))
     goals = [
         goal(f"{case.name}: {' and '.join(case.best) or 'nothing'} chosen", 1, int(found.cut == case.best))
     ]

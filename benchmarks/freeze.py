@@ -256,9 +256,9 @@ def measure(case: Case, scratch: Path, pictures: Path, n: int, rounds: int) -> t
     frozen.rate()  # files into the page cache, kernels compiled
     few = names[: max(8, min(128, n // 16))]
     contestants: dict[str, Callable[[], float]] = {
-        "decode alone, threads": lambda: decode_threads(case, str(pictures / "*.jpg"), min(n, 1024)),
+        "decode alone, threads": lambda: decode_threads(case, str(pictures / "*.jpg"), min(n, 2048)),
         "decode alone, processes": lambda: decode_processes(case, pictures, min(n, 4096)),
-        "encoder alone": lambda: alone.rate(3.0),
+        "encoder alone": lambda: alone.rate(3.0 if CUDA else 8.0),
         "freeze, from JPEG": frozen.rate,
         "plain loop, batch 1, torch.save": lambda: plain_loop(case, few, scratch / "plain"),
     }
@@ -321,7 +321,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--samples", type=int, default=49152 if CUDA else 512)
+    parser.add_argument("--samples", type=int, default=49152 if CUDA else 6144)
     parser.add_argument("--scratch", type=Path, help="where stores are written; default: a temporary folder")
     parser.add_argument("--only", help="only cases whose name contains this")
     parser.add_argument("--also", type=Path, help="another folder for the result")

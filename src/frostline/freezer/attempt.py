@@ -304,22 +304,25 @@ class Attempt:
         plan = self.plan
         sample_s = self.probed.sample_s if self.probed else 0.0
         size = self.probed.sample_bytes if self.probed else 1
+        early = bool(execution.early.stages)
+        compete = self.device.type == "cpu" and self.probed is not None and self.probed.waiting < _WAITS
+        turns = compete and early and bool(execution.late)
+        wanted = choice.Wanted(
+            self.options.workers, self.options.n_workers, sample_s, execution.block_size,
+            sample=self.probed.sample if self.probed else None, pin=self.device.type == "cuda", turns=turns,
+        )  # fmt: skip
         began = time.monotonic()
         with choice.quick_switches():
+            hatched = [child for child in self.hatched if child.alive]
             workers = choice.start(
-                execution.early, plan.new, asked=self.options.workers, n=self.options.n_workers,
-                sample_s=sample_s, block=execution.block_size, given=given, reporter=self.reporter,
-                sample=self.probed.sample if self.probed else None, pin=self.device.type == "cuda",
-                hatched=[child for child in self.hatched if child.alive],
-            )  # fmt: skip
+                execution.early, plan.new, wanted, given=given, reporter=self.reporter, hatched=hatched
+            )
         self.choosing += time.monotonic() - began
-        early = bool(execution.early.stages)
         group = choice.group_size(sample_s, execution.block_size, early=early, kind=workers.kind)
-        compete = self.device.type == "cpu" and self.probed is not None and self.probed.waiting < _WAITS
+        kinds = self._kinds()
         stream = Stream(
-            execution, workers, group=group, sample_bytes=size, kinds=self._kinds(), stats=self.stats,
-            turns=compete and early and bool(execution.late),
-        )  # fmt: skip
+            execution, workers, group=group, sample_bytes=size, kinds=kinds, stats=self.stats, turns=turns
+        )
         total = len(plan.new) if execution is self.adding else plan.waiting
         before = self.stats.samples + self.stats.failed
         with choice.quick_switches(), closing(workers):

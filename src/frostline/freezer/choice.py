@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from frostline.errors import FrostlineError, UsageError
@@ -17,9 +18,12 @@ from frostline.freezer.workers import Given, Processes, Threads, Workers, cores,
 Asked = Literal["auto", "threads", "processes"]
 _WORTH_S = 10.0
 """Below so many seconds of work in threads, measuring costs more than it can give."""
-_WORTH_STARTING_S = 30.0
+_WORTH_STARTING_S = 15.0
 """The same where no process was started ahead."""
 _FASTER = 1.2
+_AS_FAST = 1.0
+"""Enough where they take turns with the networks of this process, which run faster without decoding threads
+beside them (by a tenth on two cores)."""
 _TASK_S = {"threads": 0.002, "processes": 0.05}
 """A task for a worker takes about so long: handing one over costs some 50 µs, to a process some 300."""
 _HATCH_CORES = 4
@@ -33,7 +37,8 @@ def group_size(sample_s: float, block: int, *, early: bool, kind: str = "threads
     """Samples a task; a whole block where there is nothing to compute, only to read."""
     if not early:
         return block
-    return max(1, min(block, round(_TASK_S[kind] / max(sample_s, 1e-7))))
+    most = max(1, min(block, round(_TASK_S[kind] / max(sample_s, 1e-7))))
+    return -(-block // -(-block // most))  # tasks of a block alike: a short last one leaves a worker idle
 
 
 def hatch(early: Early, samples: int, *, asked: Asked, n: int | None, wanted: bool = True) -> list[Child]:
@@ -52,37 +57,48 @@ def hatch(early: Early, samples: int, *, asked: Asked, n: int | None, wanted: bo
     return [Child() for _ in range(n)]
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What is known of the work when its workers are chosen."""
+
+    asked: Asked = "auto"
+    n: int | None = None
+    sample_s: float = 0.0
+    block: int = 1
+    """Samples a block."""
+    sample: Mapping[str, Any] | None = None
+    """Values of one sample, as they come to the stages that take several."""
+    pin: bool = False
+    turns: bool = False
+    """Workers and this process take turns on the same cores; see `Stream`."""
+
+    @property
+    def layout(self) -> Layout | None:
+        return Layout.of(self.block, self.sample) if self.sample else None
+
+
 def start(
     early: Early,
     places: Sequence[int],
+    wanted: Wanted,
     *,
-    asked: Asked,
-    n: int | None,
-    sample_s: float,
-    block: int,
     given: Given | None,
     reporter: Reporter,
-    sample: Mapping[str, Any] | None = None,
-    pin: bool = False,
     hatched: Sequence[Child] = (),
 ) -> Workers:
-    """The workers to use. `asked="auto"` measures, if the run is long and the stages can travel.
-
-    block: samples a block.  sample: values of one, as they come to the stages that take several.
-    """
-    n = n or cores()
-    layout = Layout.of(block, sample) if sample else None
+    """The workers to use. `asked="auto"` measures, if the run is long and the stages can travel."""
+    n, asked = wanted.n or cores(), wanted.asked
     if asked == "processes" and given is None:
-        return Processes(early, n, layout=layout, pin=pin, hatched=hatched)
+        return Processes(early, n, layout=wanted.layout, pin=wanted.pin, hatched=hatched)
     if asked == "processes":  # not refused: by now rows that changed are deleted, and the run must go on
         reporter.note("threads it is, for now: worker processes cannot be given rows of a store")
     threads = Threads(early, n if early.stages else min(n, _READERS), given)
     if asked != "auto" or not early.stages or given is not None or n == 1:
         return threads
-    if not hatched and len(places) * sample_s / n <= _WORTH_STARTING_S:
+    if not hatched and len(places) * wanted.sample_s / n <= _WORTH_STARTING_S:
         return threads
     try:
-        return _faster(threads, early, places, sample_s, block, layout, pin, hatched, reporter)
+        return _faster(threads, early, places, wanted, hatched, reporter)
     except FrostlineError as e:
         reporter.note(f"threads it is: {e}")
         return threads
@@ -92,28 +108,26 @@ def _faster(
     threads: Threads,
     early: Early,
     places: Sequence[int],
-    sample_s: float,
-    block: int,
-    layout: Layout | None,
-    pin: bool,
+    wanted: Wanted,
     hatched: Sequence[Child],
     reporter: Reporter,
 ) -> Workers:
-    group = group_size(sample_s, block, early=True)
+    block = wanted.block
+    group = group_size(wanted.sample_s, block, early=True)
     in_threads = rate_of(threads, places, group=group, block=block, seconds=1.0)
     if len(places) / in_threads < _WORTH_S:
         close_all(hatched)
         return threads
-    processes = Processes(early, threads.n, layout=layout, pin=pin, hatched=hatched)
+    processes = Processes(early, threads.n, layout=wanted.layout, pin=wanted.pin, hatched=hatched)
     try:
-        group = group_size(sample_s, block, early=True, kind="processes")
+        group = group_size(wanted.sample_s, block, early=True, kind="processes")
         rate_of(processes, places, group=1, block=block, seconds=0.0)  # most have started after this
         in_processes = rate_of(processes, places, group=group, block=block, seconds=1.0)
     except BaseException:
         processes.close()
         raise
     told = f"{in_threads:,.0f} samples/s prepared in threads, {in_processes:,.0f} in processes"
-    if in_processes > _FASTER * in_threads:
+    if in_processes > (_AS_FAST if wanted.turns else _FASTER) * in_threads:
         reporter.note(f"processes it is: {told}")
         threads.close()
         return processes

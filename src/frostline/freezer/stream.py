@@ -24,6 +24,8 @@ from frostline.execution.columns import Column, Uneven, kind_of, row_bytes
 from frostline.freezer.workers import Pending, Workers
 
 _AHEAD_BLOCKS = 2
+_TURN_BLOCKS = 8
+"""What workers prepare in a turn of theirs: whoever has rested is slow for its first milliseconds."""
 _QUEUED_BLOCKS = 2
 AHEAD_BYTES = 2 << 30
 """What may wait between the workers and the device."""
@@ -77,7 +79,8 @@ class Stream:
         room = max(1, AHEAD_BYTES // max(1, sample_bytes))
         # who only reads has one block in hand, and blocks are large and page-locked
         tasks = 3 * workers.n if execution.early.stages else workers.n + 1
-        self._ahead = max(self._size, min(room, max(_AHEAD_BLOCKS * self._size, tasks * self._group)))
+        blocks = _TURN_BLOCKS if turns else _AHEAD_BLOCKS
+        self._ahead = max(self._size, min(room, max(blocks * self._size, tasks * self._group)))
         self._turns = turns
 
     def items(self, segments: Iterable[Sequence[int]], stop: Callable[[], bool]) -> Iterator[Item]:

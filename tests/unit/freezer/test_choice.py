@@ -65,8 +65,9 @@ def test_interpreters_are_started_ahead_where_they_will_be_used(
 
 def start(early: Early = EARLY, **changes: Any) -> tuple[Any, str]:
     out = io.StringIO()
-    options = {"asked": "auto", "n": 2, "sample_s": 1.0, "block": 32, "given": None} | changes
-    workers = choice.start(early, range(100), reporter=Reporter(out=out), **options)
+    given = changes.pop("given", None)
+    wanted = choice.Wanted(**{"n": 2, "sample_s": 1.0, "block": 32} | changes)
+    workers = choice.start(early, range(100), wanted, given=given, reporter=Reporter(out=out))
     return workers, out.getvalue()
 
 
@@ -86,6 +87,16 @@ def test_the_faster_ones_are_taken_and_both_rates_told(
     assert workers.kind == kind
     told = f"{threads} samples/s prepared in threads, {processes} in processes"
     assert said == f"{kind} it is: {told}\n"
+    workers.close()
+
+
+@pytest.mark.parametrize(("processes", "kind"), [(9, "processes"), (7, "threads")])
+def test_processes_that_are_as_fast_are_taken_where_the_networks_need_the_same_cores(
+    monkeypatch: pytest.MonkeyPatch, processes: float, kind: str
+) -> None:
+    rates(monkeypatch, 8, processes)
+    workers, _ = start(turns=True)
+    assert workers.kind == kind
     workers.close()
 
 

@@ -96,7 +96,8 @@ def test_workers_are_not_far_ahead(sample_bytes: int, ahead: int) -> None:
     assert begun <= ahead + 4
 
 
-def test_in_turns_the_workers_rest_while_chunks_are_computed() -> None:
+def test_in_turns_the_workers_rest_while_chunks_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frostline.freezer.stream._TURN_BLOCKS", 2)
     begun_at: list[int] = []  # samples that were begun when each block came
     found, workers = stream(execution(), turns=True)
     items = []
