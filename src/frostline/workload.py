@@ -75,10 +75,11 @@ class Workload:
     training:  settings of the training, as {"precision": "bf16", "clip": 1.0}; see `frostline.training`.
     checks:    check(model, batch, figures) for each: called before the first step with what the loss gave;
                returns what is wrong, in a sentence, or None. It may raise as well.
-    run:       instead of a model: an experiment, run(ctx).
+    run:       instead of a model: an experiment, run(ctx); see `frostline.experiment.Context`. One that needs
+               no data is Workload(None, run=…).
     """
 
-    data: Pipeline | Mapping[str, Pipeline]
+    data: Pipeline | Mapping[str, Pipeline] | None
     _: KW_ONLY
     model: Any = None
     loss: Callable[..., Any] | None = None
@@ -107,6 +108,8 @@ class Workload:
     # what is wrong
 
     def _data_problems(self) -> list[str]:
+        if self.data is None and self.run is not None:
+            return []
         named = self.data if isinstance(self.data, Mapping) else {MAIN: self.data}
         wrong = [
             f"data[{n!r}] is {type(p).__name__}" for n, p in named.items() if not isinstance(p, Pipeline)
@@ -149,6 +152,8 @@ class Workload:
         return found
 
     def _split_problems(self) -> list[str]:
+        if self.data is None and self.splits is not None:
+            return ["splits= divides data, and there is none"]
         if self._data_problems() or self.splits is None:
             return (
                 []
@@ -176,7 +181,12 @@ class Workload:
 
     @property
     def pipelines(self) -> dict[str, Pipeline]:
-        """All pipelines by name; a single one is called "data"."""
+        """All pipelines by name; a single one is called "data". An experiment without data is refused."""
+        if self.data is None:
+            raise UsageError(
+                f"{self.name or 'This workload'} is an experiment without data: there is nothing to freeze, "
+                f"audit or feed. `frostline run TARGET` runs it."
+            )
         return {MAIN: self.data} if isinstance(self.data, Pipeline) else dict(self.data)
 
     def split_of(self, group: str) -> str | None:

@@ -43,8 +43,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scaling": set(),
     "step": GROUND | {"scaling", "training", "workload"},
     "trainer": DESCRIBED | {"step", "supply", "freezer", "fingerprint", "store"},
+    "experiment": DESCRIBED | {"freezer", "step", "store", "supply", "trainer"},
     "cut": DESCRIBED | FROZEN | {"draws", "step", "feed", "supply"},
-    "cli": DESCRIBED | FROZEN | {"feed", "target", "drawing", "cut", "trainer", "frostline"},
+    "cli": DESCRIBED | FROZEN | {"feed", "target", "drawing", "cut", "trainer", "experiment", "frostline"},
 }
 """Nothing may import `cli`, which may import "frostline", the public names themselves.
 

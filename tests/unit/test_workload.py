@@ -104,7 +104,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         assert any(words in problem for problem in found), words
 
 
-@pytest.mark.parametrize("wrong", [None, {}, {"a": 3}, [1]])
+@pytest.mark.parametrize("wrong", [{}, {"a": 3}, [1]])
 def test_data_is_a_pipeline(wrong) -> None:
     assert "data is a Pipeline, or a dict of Pipelines by name" in problems(
         lambda: fl.Workload(wrong, run=run)

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from frostline import __version__
-from frostline.cli import freeze, graph, ls, store, train
+from frostline.cli import freeze, graph, ls, run, store, train
 from frostline.errors import FrostlineError
 
 INTERRUPTED = 130  # what shells report for a process that Ctrl-C ended: 128 + SIGINT
@@ -33,6 +33,7 @@ app.command("show")(graph.graph)
 app.command("freeze")(freeze.freeze)
 app.command("train")(train.train)
 app.command("evaluate")(train.evaluate)
+app.command("run")(run.run)
 app.add_typer(store.app, name="store")
 
 

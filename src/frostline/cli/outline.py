@@ -26,7 +26,7 @@ def outline(found: Resolved) -> dict[str, Any]:
         "name": work.name,
         "function": _place(found.function),
         "parameters": _parameters(found),
-        "pipelines": {name: _pipeline(pipeline, work) for name, pipeline in work.pipelines.items()},
+        "pipelines": {name: _pipeline(p, work) for name, p in work.pipelines.items()} if work.data else {},
         **_parts(work),
         "stores": _stores(STORES / str(work.name)),
     }

@@ -46,16 +46,16 @@ def choose(name: str | None, out: Path | None, resume: str, config: Mapping[str,
                 f"{out} holds a training already ({latest.name}), and --resume never was given. Choose "
                 f"another --out, or leave --resume away to go on."
             )
-        return Chosen(out, latest, _changes(out, config) if latest else [])
+        return Chosen(out, latest, changes(out, config) if latest else [])
     if name is None:
         raise UsageError("fl.train(…) needs a folder for the run: fl.train(workload, out='runs/mine').")
     base = Path("runs") / name
     if resume == "auto":
         for folder in sorted((p.parent for p in base.glob(f"*/{RUN}")), reverse=True):
             latest = _checkpoint(folder)
-            if latest is not None and not [c for c in _changes(folder, config) if not _only_told(c)]:
+            if latest is not None and not [c for c in changes(folder, config) if not _only_told(c)]:
                 return Chosen(folder, latest)
-    return Chosen(_fresh(base))
+    return Chosen(fresh(base))
 
 
 def _named(path: Path, out: Path | None, config: Mapping[str, Any]) -> Chosen:
@@ -66,7 +66,7 @@ def _named(path: Path, out: Path | None, config: Mapping[str, Any]) -> Chosen:
     home = out or (checkpoint.parent.parent if inside else None)
     if home is None:
         raise UsageError(f"{checkpoint} lies in no run's folder: say with --out where the run goes on.")
-    return Chosen(home, checkpoint, _changes(home, config))
+    return Chosen(home, checkpoint, changes(home, config))
 
 
 def _checkpoint(folder: Path) -> Path | None:
@@ -78,13 +78,14 @@ def _checkpoint(folder: Path) -> Path | None:
     return found.labelled(STABLE) or latest
 
 
-def _fresh(base: Path) -> Path:
+def fresh(base: Path) -> Path:
+    """A folder that is not there yet, called after the time."""
     stamp = time.strftime("%Y-%m-%dT%H-%M-%S")
     names = [stamp, *(f"{stamp}-{n}" for n in range(2, 100))]
     return next(base / name for name in names if not (base / name).exists())
 
 
-def _changes(folder: Path, config: Mapping[str, Any]) -> list[str]:
+def changes(folder: Path, config: Mapping[str, Any]) -> list[str]:
     """Settings that are not those the run was started with."""
     try:
         old = json.loads((folder / RUN).read_text())["config"]
@@ -125,8 +126,8 @@ def describe(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def held(chosen: Chosen) -> Iterator[Path]:
-    """The folder, made and locked."""
+def held(chosen: Chosen, doing: str = "training") -> Iterator[Path]:
+    """The folder, made and locked. doing: what a process that has it is said to be at."""
     folder = chosen.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +141,7 @@ def held(chosen: Chosen) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as e:
             raise UsageError(
-                f"Another process is training in {folder}. Wait for it, or give this one another --out."
+                f"Another process is {doing} in {folder}. Wait for it, or give this one another --out."
             ) from e
         yield folder
     finally:

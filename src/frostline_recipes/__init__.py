@@ -1,0 +1,1 @@
+"""Working systems built on frostline."""

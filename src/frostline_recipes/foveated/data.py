@@ -1,0 +1,268 @@
+"""Clips with their captions, as a source: a folder, a pattern or a list, filtered by how long they last.
+
+How long comes from a clip's header only; nothing is decoded here. Files that cannot be opened stay in:
+freezing quarantines them and says why.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+import frostline as fl
+from frostline.errors import MissingExtra, UsageError
+from frostline_recipes.foveated import lists
+from frostline_recipes.foveated.lists import Captions, Clip
+
+VIDEO = (
+    ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".ogv", ".flv", ".wmv",
+)  # fmt: skip
+"""What counts as a clip in a folder; a pattern takes what it matches."""
+_THREADS, _AT_ONCE, _SLACK_S = 16, 256, 0.001
+"""Threads that open files, how many files they are given at a time, and what headers round."""
+log = logging.getLogger("frostline")
+
+
+def clips(
+    videos: str,
+    *,
+    captions: str | None = None,
+    min_s: float = 0.0,
+    max_s: float = math.inf,
+    limit: int | None = None,
+    need_captions: bool = False,
+) -> fl.Source:
+    """Clips that last min_s…max_s: fields key, path, duration_s, and caption and split where they are known.
+
+    videos:   a folder, a pattern such as 'clips/**/*.mp4', or a list (.json, .jsonl, .csv, .tsv, .parquet)
+              with a column path, video or file, or WebVid's videoid and page_dir, relative to its folder.
+    captions: a list for clips whose captions are not in `videos`. A folder's own captions.csv (.json …) is
+              found by itself.
+    limit:    at most so many clips, of each split its share.
+
+    A clip that cannot be opened stays in, with duration_s 0.
+    """
+    _check(videos, min_s, max_s, limit)
+    found = _listed(videos, need_captions and not captions) if _is_list(videos) else _files(videos)
+    found = _with_captions(found, captions, need_captions)
+    kept = _within(found, min_s, max_s, limit)
+    told = [row for row, _ in kept]
+    if need_captions:
+        _refuse_missing(found, told)
+    extra = [name for name in ("caption", "split") if any(getattr(row, name) for row in told)]
+    rows = [
+        {"key": _key(row), "path": row.path, "duration_s": s, **{name: getattr(row, name) for name in extra}}
+        for row, s in kept
+    ]
+    return replace(fl.Source.table(rows, key="key", paths="path", root=found.root or None), what=videos)
+
+
+def _key(clip: Clip) -> str:
+    """Its path; bytes that are no UTF-8 are written as \\xNN, since a key is text."""
+    return os.fsencode(clip.path).decode("utf-8", "backslashreplace")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Clips, and the folder that they are in."""
+
+    what: str
+    root: str
+    clips: Sequence[Clip]
+    list: str = ""
+    """The list that the clips, or their captions, are from."""
+
+
+def _check(videos: str, min_s: float, max_s: float, limit: int | None) -> None:
+    problems = []
+    if not videos:
+        problems.append("videos is empty; expected a folder, a pattern, or a list of clips")
+    if not 0 <= min_s <= max_s:
+        problems.append(f"min_s..max_s is {min_s:g}..{max_s:g}; seconds, 0 ≤ min_s ≤ max_s")
+    if limit is not None and limit < 1:
+        problems.append(f"limit is {limit}; at least 1 clip, or none for all")
+    if problems:
+        raise UsageError("clips(…) cannot look for clips:", problems=problems)
+
+
+# --- what there is ------------------------------------------------------------------------------------
+
+
+def _is_list(videos: str) -> bool:
+    return videos.lower().endswith(lists.SUFFIXES) and not (glob.has_magic(videos) or os.path.isdir(videos))
+
+
+def _listed(videos: str, need_caption: bool) -> _Found:
+    """The clips of a list, in its folder or in the folder `videos` beside it."""
+    place = Path(videos)
+    named = lists.read(place, need_caption=need_caption)
+    folder = os.fspath(place.parent)
+    out = [row.path for row in named if os.path.isabs(row.path) or row.path.split("/")[0] == ".."]
+    if out:
+        raise UsageError(
+            f"{len(out):,} clips of {videos} are not named by a path below the list's folder {folder}. Put "
+            f"the list where the clips are, or give videos= their folder and captions={videos}:",
+            problems=out[:10],
+        )
+    roots = [folder, os.path.join(folder, "videos")]
+    there = (r for r in roots if any(os.path.exists(os.path.join(r, row.path)) for row in named[:100]))
+    return _Found(videos, next(there, folder), named, list=videos)
+
+
+def _files(videos: str) -> _Found:
+    """The clips of a folder, or those that match a pattern."""
+    if os.path.isdir(videos):
+        names = glob.glob(os.path.join(glob.escape(videos), "**", "*"), recursive=True)
+        matched = [name for name in names if PurePosixPath(name).suffix.lower() in VIDEO]
+        what = f"none of the {sum(map(os.path.isfile, names)):,} files in it is called {'|'.join(VIDEO)}"
+    else:
+        matched = glob.glob(videos, recursive=True)
+        what = "it matches nothing" if glob.has_magic(videos) else "there is no such file or folder"
+    matched = [name for name in matched if os.path.isfile(name)]
+    if not matched:
+        raise UsageError(
+            f"No videos in {videos!r}: {what} (searched in {os.getcwd()}). Give videos= a folder of clips, a "
+            f"pattern such as 'clips/**/*.mp4', or a list of them ({', '.join(lists.SUFFIXES)})."
+        )
+    root = videos if os.path.isdir(videos) else _fixed(videos)
+    paths = sorted(os.path.relpath(name, root or ".").replace(os.sep, "/") for name in matched)
+    # Folders called train, val and test say which split a clip is of, if all clips are in one of them.
+    split = {path: lists.SPLITS.get(path.split("/")[0].lower(), "") for path in paths if "/" in path}
+    apart = len(split) == len(paths) and all(split.values())
+    return _Found(videos, root, [Clip(path, split=split[path] if apart else "") for path in paths])
+
+
+def _fixed(pattern: str) -> str:
+    """The folder before the first wildcard."""
+    while glob.has_magic(pattern) or not os.path.isdir(pattern or "."):
+        pattern = os.path.dirname(pattern)
+    return pattern
+
+
+# --- captions -----------------------------------------------------------------------------------------
+
+
+def _with_captions(found: _Found, captions: str | None, need: bool) -> _Found:
+    """The same clips with what a list says of them: the one given, or the folder's own."""
+    own = [os.path.join(found.root, "captions" + suffix) for suffix in lists.SUFFIXES]
+    given = captions or next((path for path in own if not found.list and os.path.isfile(path)), None)
+    if given is None:
+        return found
+    read = lists.read(Path(given), need_caption=need or captions is not None)
+    lines = Captions(read, os.path.dirname(given))
+    told = []
+    for clip in found.clips:
+        line = lines.of(clip.path, found.root)
+        told.append(Clip(clip.path, line.caption, line.split or clip.split) if line else clip)
+    return replace(found, clips=told, list=given)
+
+
+def _refuse_missing(found: _Found, clips: Sequence[Clip]) -> None:
+    bare = [clip.path for clip in clips if not clip.caption]
+    if not bare:
+        return
+    if not found.list:
+        advice = "Give captions= a list of them, or put it beside the clips as captions.csv (path, caption)"
+    elif found.list == found.what:
+        advice = f"Fill the empty captions in {found.list}, or take those lines out"
+    else:
+        advice = (
+            f"{found.list} says nothing of them. Add them, or give that list as videos= to use only its own"
+        )
+    more = [f"… and {len(bare) - 10:,} more"] if len(bare) > 10 else []
+    raise UsageError(
+        f"{len(bare):,} of {len(clips):,} clips in {found.what} have no caption, which this objective needs. "
+        f"{advice}; objective=reconstruct needs none:",
+        problems=bare[:10] + more,
+    )
+
+
+# --- how long they last -------------------------------------------------------------------------------
+
+
+@dataclass
+class _Left:
+    """What was left out, and why."""
+
+    gone: list[str] = field(default_factory=list)
+    lasting: list[float] = field(default_factory=list)
+
+    def say(self, found: _Found, kept: int, min_s: float, max_s: float) -> None:
+        why = []
+        if self.lasting:
+            span = f"{min(self.lasting):.1f} to {max(self.lasting):.1f} s"
+            why.append(f"{len(self.lasting):,} outside {min_s:g}…{max_s:g} s (they last {span})")
+        if self.gone:
+            why.append(f"{len(self.gone):,} that are not there (the first: {self.gone[0]})")
+        if not kept and not self.lasting:
+            raise UsageError(
+                f"No videos: none of the {len(self.gone):,} files that {found.what} names is there. Paths "
+                f"are taken from {os.path.abspath(found.root)}; the first:",
+                problems=self.gone[:10],
+            )
+        if not kept:
+            raise UsageError(
+                f"None of the clips in {found.what} lasts {min_s:g} to {max_s:g} s. Change min_s and max_s:",
+                problems=why,
+            )
+        if why:
+            log.warning("%s: %s clips kept; left out: %s.", found.what, f"{kept:,}", "; ".join(why))
+
+
+def _within(found: _Found, min_s: float, max_s: float, limit: int | None) -> list[tuple[Clip, float]]:
+    """The clips that last so long, in their order, with the seconds; what is left out is said once."""
+    left = _Left()
+    kept: dict[Clip, float] = {}
+    waiting = _mixed(found.clips) if limit else list(found.clips)
+    at = 0
+    with ThreadPoolExecutor(_THREADS) as pool:
+        while at < len(waiting) and (limit is None or len(kept) < limit):
+            few = waiting[at : at + min(_AT_ONCE, limit - len(kept) if limit else _AT_ONCE)]
+            at += len(few)
+            paths = [os.path.join(found.root, clip.path) for clip in few]
+            for clip, seconds in zip(few, pool.map(_seconds, paths), strict=True):
+                if seconds is None:
+                    left.gone.append(clip.path)
+                elif seconds and not min_s - _SLACK_S <= seconds <= max_s + _SLACK_S:
+                    left.lasting.append(seconds)
+                else:
+                    kept[clip] = seconds
+    left.say(found, len(kept), min_s, max_s)
+    return [(clip, kept[clip]) for clip in found.clips if clip in kept]
+
+
+def _mixed(clips: Sequence[Clip]) -> list[Clip]:
+    """Splits interleaved by their sizes, so that the first so many have a share of each."""
+    of_split, seen = Counter(clip.split for clip in clips), Counter[str]()
+    place = {}
+    for clip in clips:
+        place[clip] = (seen[clip.split] + 0.5) / of_split[clip.split]
+        seen[clip.split] += 1
+    return sorted(clips, key=place.__getitem__)
+
+
+def _seconds(path: str) -> float | None:
+    """What the header says; 0 where it says nothing or cannot be read, None where there is no file."""
+    try:
+        import av
+    except ImportError as e:
+        raise MissingExtra.needed("Reading how long clips last", package="av", extra="video") from e
+    if not os.path.isfile(path):
+        return None
+    try:
+        with av.open(path, metadata_errors="replace") as container:
+            lasting = [s.duration * s.time_base for s in container.streams.video if s.duration]
+            whole = container.duration / av.time_base if container.duration else 0.0
+            return float(lasting[0]) if lasting else float(whole)
+    except (
+        av.FFmpegError,
+        OSError,
+    ):  # not swallowed: freezing opens it again, and quarantines it with the reason
+        return 0.0

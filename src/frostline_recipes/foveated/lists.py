@@ -1,0 +1,196 @@
+"""Lists of clips with captions, as people keep them: JSON, JSONL, CSV, TSV or Parquet, WebVid's among them.
+
+Columns are found by their usual names. Read here and not by `fl.Source.table`, which has to be told the key's
+column before it tells which columns there are, and knows no `{"a.mp4": "caption"}`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from frostline.errors import MissingExtra, UsageError
+
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+PATH = ("path", "video", "file", "video_path", "file_name", "filename", "videoid", "video_id", "contenturl")
+"""Columns that say which clip, the first that is there; WebVid's videoid lies in the folder page_dir."""
+CAPTION = ("caption", "text", "description", "sentence", "title", "name")
+SPLIT = ("split", "subset")
+SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+"""How splits are called, and what we call them."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One clip of a list, or of a folder."""
+
+    path: str
+    """Relative to the folder that the clips are in, with `/`."""
+    caption: str = ""
+    split: str = ""
+
+
+def read(path: Path, *, need_caption: bool) -> list[Clip]:
+    """All clips of a list, those listed again with another caption left out.
+
+    >>> import tempfile
+    >>> place = Path(tempfile.mkdtemp()) / "webvid.csv"
+    >>> _ = place.write_text("videoid,page_dir,name\\n123,000001_000050,A cat sleeps\\n")
+    >>> read(place, need_caption=True)
+    [Clip(path='000001_000050/123.mp4', caption='A cat sleeps', split='')]
+    """
+    rows = _rows(path)
+    columns = {str(name).lower(): str(name) for row in rows for name in row}
+    key, caption, split = (
+        next((columns[name] for name in known if name in columns), "") for known in (PATH, CAPTION, SPLIT)
+    )
+    problems = []
+    if not key:
+        problems.append(f"no column says which clip; expected one of {', '.join(PATH)}")
+    if need_caption and not caption:
+        problems.append(f"no column holds captions; expected one of {', '.join(CAPTION)}")
+    if problems:
+        have = ", ".join(columns.values()) or "no columns at all"
+        raise UsageError(f"{path} cannot be used as a list of clips; it has {have}:", problems=problems)
+    folder = columns.get("page_dir", "") if key.lower() in ("videoid", "video_id") else ""
+    clips = [Clip(_place(row, key, folder), _text(row.get(caption)), _text(row.get(split))) for row in rows]
+    return _checked(path, clips, key, split)
+
+
+def _checked(path: Path, clips: Sequence[Clip], key: str, split: str) -> list[Clip]:
+    """Each clip once, with splits called as we call them; or UsageError with all rows that are wrong."""
+    problems = []
+    found: dict[str, Clip] = {}
+    for i, clip in enumerate(clips):
+        called = SPLITS.get(clip.split.lower(), "") if split else ""
+        if not clip.path:
+            problems.append(f"row {i + 1} has no {key}")
+        if split and not called:
+            problems.append(f"row {i + 1}: {split} is {clip.split!r}; expected train, val or test")
+        found.setdefault(clip.path, Clip(clip.path, clip.caption, called))
+    if problems:
+        more = [f"… and {len(problems) - 10:,} more"] if len(problems) > 10 else []
+        raise UsageError(f"{path} has rows that cannot be used:", problems=problems[:10] + more)
+    return list(found.values())
+
+
+def _place(row: Mapping[str, Any], key: str, folder: str) -> str:
+    """Where a row's clip is, as far as the row says it."""
+    name = _text(row.get(key))
+    if key.lower() == "contenturl" and "://" in name:  # where it came from; files keep the last part
+        name = PurePosixPath(unquote(urlsplit(name).path)).name
+    if not name:
+        return ""
+    if not PurePosixPath(name).suffix:  # an id
+        name += ".mp4"
+    return os.path.normpath(os.path.join(_text(row.get(folder)), name)).replace(os.sep, "/")
+
+
+def _text(value: Any) -> str:
+    """A cell as text; of several captions the first."""
+    if isinstance(value, list | tuple):
+        value = value[0] if value else None
+    return "" if value is None else str(value).strip()
+
+
+class Captions:
+    """Finds a clip's line in a list, by its path or, where only one line has it, by its name.
+
+    >>> lines = Captions([Clip("a/1.mp4", "one"), Clip("b/1.mp4", "two"), Clip("b/2.mp4", "three")], "list")
+    >>> [lines.of(path, "clips") for path in ("b/1.mp4", "2.webm", "1.mp4")]
+    [Clip(path='b/1.mp4', caption='two', split=''), Clip(path='b/2.mp4', caption='three', split=''), None]
+    """
+
+    def __init__(self, lines: Iterable[Clip], folder: str) -> None:
+        self._exact: dict[str, Clip] = {}
+        self._loose: dict[str, Clip | None] = {}
+        for line in lines:
+            for name in (line.path, _absolute(folder, line.path)):
+                self._exact.setdefault(name, line)
+            for name in _names(line.path):
+                self._loose[name] = line if self._loose.get(name, line) == line else None
+
+    def of(self, path: str, root: str) -> Clip | None:
+        for name in (_absolute(root, path), path):
+            if name in self._exact:
+                return self._exact[name]
+        return next((self._loose[name] for name in _names(path) if name in self._loose), None)
+
+
+def _names(path: str) -> tuple[str, str]:
+    return PurePosixPath(path).name, PurePosixPath(path).stem
+
+
+def _absolute(root: str, path: str) -> str:
+    return os.path.abspath(os.path.join(root, path))
+
+
+# --- files --------------------------------------------------------------------------------------------
+
+
+def _rows(path: Path) -> Sequence[Mapping[str, Any]]:
+    kind = path.suffix.lower()
+    if not path.is_file():
+        raise UsageError(f"There is no list of clips at {path} (searched in {os.getcwd()}).")
+    try:
+        if kind == ".json":
+            rows = _json(path)
+        elif kind in (".jsonl", ".ndjson"):
+            rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+        elif kind in (".csv", ".tsv"):
+            rows = _csv(path, "," if kind == ".csv" else "\t")
+        elif kind == ".parquet":
+            rows = _parquet(path)
+        else:
+            raise ValueError(f"only {', '.join(SUFFIXES)} are known")
+    except (ValueError, csv.Error) as e:  # what json, csv, pyarrow and bad UTF-8 raise
+        raise UsageError(f"{path} cannot be read as a list of clips: {e}") from e
+    wrong = [i for i, row in enumerate(rows) if not isinstance(row, Mapping)]
+    if wrong or not rows:
+        what = f"row {wrong[0] + 1} is {rows[wrong[0]]!r:.60}, not named values" if wrong else "it is empty"
+        raise UsageError(f"{path} cannot be read as a list of clips: {what}.")
+    return rows
+
+
+def _json(path: Path) -> list[Any]:
+    """A list of objects, or an object that gives each clip's caption, or its object, by its name."""
+    found = json.loads(path.read_text("utf-8"))
+    if isinstance(found, list):
+        return found
+    if isinstance(found, dict) and all(isinstance(v, str | dict) for v in found.values()):
+        return [{"path": k, **({"caption": v} if isinstance(v, str) else v)} for k, v in found.items()]
+    raise ValueError('expected [{"path": …, "caption": …}, …] or {"clip.mp4": "its caption", …}')
+
+
+def _csv(path: Path, delimiter: str) -> list[dict[str, Any]]:
+    """All cells as text: an id such as 007 stays what it is."""
+    with path.open(encoding="utf-8-sig", newline="") as text:
+        reader = csv.DictReader(text, delimiter=delimiter, strict=True)
+        rows = list(reader)
+    uneven = [i for i, row in enumerate(rows) if None in row or None in row.values()]
+    if uneven:
+        raise ValueError(f"row {uneven[0] + 1} has more or fewer cells than there are columns")
+    return rows
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as e:
+        raise MissingExtra.needed("Reading a Parquet list", package="pyarrow", extra="parquet") from e
+    # Of a table with pictures or embeddings in it only what is needed is read.
+    known = {*PATH, *CAPTION, *SPLIT, "page_dir"}
+    names = parquet.ParquetFile(path).schema_arrow.names
+    wanted = [name for name in names if name.lower() in known]
+    rows: list[dict[str, Any]] = parquet.read_table(path, columns=wanted or names[:1]).to_pylist()
+    return rows

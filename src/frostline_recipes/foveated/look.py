@@ -1,0 +1,251 @@
+"""Where a trained model looks: `frostline run foveated-look checkpoint=runs/foveated/… clip=…`.
+
+For every clip a folder with grid.png (all passes), heads.png (the last pass, head by head) and gaze.mp4, and
+over all of them index.html, with the captions and the curves of the training. Shapes: T frames looked at, F
+frames of the film, N tokens of a frame.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import frostline as fl
+from frostline import stages
+from frostline.errors import UsageError
+from frostline_recipes.foveated import glyphs, heat, page, sheet
+from frostline_recipes.foveated.heat import Floats
+
+_FRAMES = 240
+"""Of a film, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """All that is drawn of a clip."""
+
+    key: str
+    frames: Tensor
+    """uint8 [T, 3, H, W], those that were looked at"""
+    times: Floats
+    """[T] seconds"""
+    attention: Mapping[str, Tensor]
+    """[T, heads, N] of each pass: "coarse", "fine 1", …"""
+    prefix: int
+    grid: tuple[int, int]
+    truth: Floats | None = None
+    """[T, 2], where the target is (x, y), in 0…1"""
+    captions: Mapping[str, str] = field(default_factory=dict)
+    film: tuple[Tensor, Floats, Floats | None] | None = None
+    """All frames [F, 3, H, W], their times and truths, for the film; None: those that were looked at"""
+
+
+def look(sample: Sample, folder: Path) -> dict[str, dict[str, float]]:
+    """Draw a clip into a folder: grid.png, heads.png, gaze.mp4; → the figures of every pass."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = {
+        name: heat.looks(name, attention, prefix=sample.prefix, grid=sample.grid)
+        for name, attention in sample.attention.items()
+    }
+    passes = [mean for mean, _ in drawn.values()]
+    heads = [
+        replace(head, name=head.name.split(", ")[-1]) for head in drawn[[*drawn][-1]][1]
+    ]  # of the last pass
+    frames, times, truth = sample.frames, sample.times, sample.truth
+    (folder / "grid.png").write_bytes(sheet.png(sheet.sheet(frames, times, passes, truth=truth)))
+    (folder / "heads.png").write_bytes(sheet.png(sheet.sheet(frames, times, heads, truth=truth)))
+    all_frames, all_times, all_truth = sample.film or (frames, times, truth)
+    ends = [passes[0], passes[-1]] if len(passes) > 1 else passes
+    sheet.film(folder / "gaze.mp4", all_frames, all_times, ends, times, truth=all_truth)
+    return {one.name: heat.figures(one, truth) for one in passes}
+
+
+def workload(*, checkpoint: str, clip: str = "", n: int = 4, split: str = "test") -> fl.Workload:
+    """Pictures of where a trained model looks.
+
+    checkpoint: a run's folder, or a checkpoint in it.
+    clip:       the key of one of its clips, a part of one, or the path of a video; default: the first n.
+    n:          how many clips.
+    split:      of which samples, where the training had splits.
+    """
+    if n < 1:
+        raise UsageError(f"foveated-look: n is {n}; at least 1 clip.")
+    return fl.Workload(None, run=lambda ctx: run(ctx, checkpoint, clip, n, split))
+
+
+def run(ctx: Any, checkpoint: str, clip: str, n: int, split: str) -> dict[str, Any]:
+    """The experiment. A clip is a unit: killed, it goes on with the next."""
+    from frostline_recipes.foveated.workload import load
+
+    model, trained = load(checkpoint)
+    model = model.to(ctx.device).eval()
+    data = next(iter(trained.pipelines.values()))
+    rows = chosen(trained, clip, n, split)
+    words = _words(trained)
+    shown = []
+    for i, row in enumerate(ctx.progress(rows, what="clips")):
+        folder = ctx.out / f"{i:02d}-{_slug(row['key'])}"
+        drawn = partial(_one, ctx, folder, model, data, row, words)
+        made = ctx.once(f"look {row['key']}", drawn)
+        files = [(folder / name).read_bytes() for name in ("grid.png", "gaze.mp4", "heads.png")]
+        shown.append(page.Shown(row["key"], *files, made["captions"], made["figures"]))
+    curves = _curves(checkpoint)
+    about = f"{checkpoint}: attention in multiples of an even look; brighter is more."
+    text = page.page("Where the model looks", shown, about=about, curves=curves)
+    (ctx.out / "index.html").write_text(text, encoding="utf-8")
+    return {
+        "clips": len(shown),
+        **_means([one.figures for one in shown]),
+        "page": str(ctx.out / "index.html"),
+    }
+
+
+def _one(
+    ctx: Any, folder: Path, model: Any, data: fl.Pipeline, row: Mapping[str, Any], words: Callable[[Any], str]
+) -> dict[str, Any]:
+    """One clip through the model, drawn; → what the page says of it."""
+    # live, by itself: the store of the training must not become one of this clip alone
+    alone = fl.Workload(fl.Pipeline(fl.Source.table([row]), *data.steps, outputs=data.outputs), run=run)
+    batch = next(iter(ctx.feed(workload=alone, batch_size=1, live=True)))
+    tells = getattr(model, "objective", "caption") != "reconstruct"
+    with torch.no_grad():
+        passes = [*model(batch, mode="look")]
+        told = {who: model.caption(batch, mode=who)[0] for who in ("coarse", "fine")} if tells else {}
+    names = ["coarse", *(f"fine {k}" for k in range(1, len(passes)))]
+    times = batch["times"][0].double().cpu().numpy()
+    frames, frame_times = film_frames(row["path"], data)
+    nearest = np.abs(frame_times[None, :] - times[:, None]).argmin(1)
+    captions = {"truth": row.get("caption") or "", **{who: words(ids) for who, ids in told.items()}}
+    sample = Sample(
+        str(row["key"]), frames[nearest], times,
+        {name: one.attention[0] for name, one in zip(names, passes, strict=True)},
+        model.gaze.prefix, model.gaze.grid, truth(row["path"], times), captions,
+        (frames, frame_times, truth(row["path"], frame_times)),
+    )  # fmt: skip
+    return {
+        "figures": look(sample, folder),
+        "captions": {who: text for who, text in captions.items() if text},
+    }
+
+
+# --- clips --------------------------------------------------------------------------------------------
+
+
+def chosen(trained: fl.Workload, clip: str, n: int, split: str) -> list[dict[str, Any]]:
+    """The clips to look at, as rows of the source."""
+    source = next(iter(trained.pipelines.values())).source
+    keys = [*source.keys]
+    if not clip:
+        rows = (source.raw(i) for i in range(len(keys)))
+        return _of_split(trained, keys, rows, split)[:n]
+    exact = [i for i, key in enumerate(keys) if key == clip]
+    found = exact or [i for i, key in enumerate(keys) if clip in key]
+    if found:
+        return [_row(keys[i], source.raw(i)) for i in found[:n]]
+    if Path(clip).is_file():
+        return [{**dict.fromkeys(source.fields, ""), "key": Path(clip).name, "path": clip}]
+    some = ", ".join(keys[:5]) + (" …" if len(keys) > 5 else "")
+    raise UsageError(
+        f"clip={clip!r} is neither a file nor (a part of) the key of one of the {len(keys):,} clips that the "
+        f"model was trained and tested on: {some}"
+    )
+
+
+def _row(key: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {**raw, "key": key}
+
+
+def _of_split(trained: fl.Workload, keys: Sequence[str], rows: Any, split: str) -> list[dict[str, Any]]:
+    if trained.splits is None:
+        return [_row(key, raw) for key, raw in zip(keys, rows, strict=True)]
+    by = trained.splits if isinstance(trained.splits, str) else trained.group
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for key, raw in zip(keys, rows, strict=True):
+        groups.setdefault(str(trained.split_of(str(raw[by]) if by else key)), []).append(_row(key, raw))
+    if split not in groups:
+        raise UsageError(f"foveated-look: no clip is of split={split!r}; there are {', '.join(groups)}.")
+    return groups[split]
+
+
+def film_frames(path: str, data: fl.Pipeline) -> tuple[Tensor, Floats]:
+    """The frames of a film, cut and scaled as the pipeline does it: uint8 [F, 3, H, W], and their times."""
+    own = [stage.fn for stage in data.stages if isinstance(stage.fn, stages.Video)]
+    video = own[0] if own else stages.Video(frames=16, size=256)
+    there = max(video.frames, min(_FRAMES, _count(path)))
+    try:
+        frames, times = replace(video, frames=there)(path)
+    except UsageError:  # fewer can be decoded than the file says: as many as the model was given
+        frames, times = video(path)
+    return frames, times.numpy()
+
+
+def _count(path: str) -> int:
+    import av
+
+    with av.open(path) as container:
+        return sum(packet.size > 0 for packet in container.demux(video=0))
+
+
+def truth(path: str, times: Floats) -> Floats | None:
+    """[T, 2] where the target of a clip of the embedded set is; None: it is no such clip."""
+    file = Path(path)
+    table = file.parent.parent / "captions.csv"
+    if not table.is_file():
+        return None
+    with table.open(newline="", encoding="utf-8") as text:
+        row = next((r for r in csv.DictReader(text) if Path(r.get("path") or "").name == file.name), None)
+    if row is None or not {"index", "seed", "seconds", "objects", "target"} <= row.keys():
+        return None
+    world = glyphs.script(
+        int(row["index"]), seed=int(row["seed"]), seconds=float(row["seconds"]), objects=int(row["objects"])
+    )
+    return np.array([glyphs.where(world, float(t)) for t in times])
+
+
+# --- words --------------------------------------------------------------------------------------------
+
+
+def _words(trained: fl.Workload) -> Callable[[Any], str]:
+    """Token ids as text, by the tokenizer of the workload's own pipeline."""
+    every = [stage.fn for data in trained.pipelines.values() for stage in data.stages]
+    name = next((fn.name for fn in every if isinstance(fn, stages.Tokenizer)), None)
+    if name is None:
+        return lambda ids: " ".join(map(str, ids))
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
+
+
+def _curves(checkpoint: str) -> str:
+    """Of the run that a checkpoint lies in; nothing where there is none."""
+    place = Path(checkpoint).absolute()
+    found = next(
+        (p / "metrics.jsonl" for p in (place, *place.parents[:2]) if (p / "metrics.jsonl").is_file()), None
+    )
+    return page.curves(page.read_metrics(found)) if found else ""
+
+
+def _slug(key: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", key).strip(".-") or "clip"
+
+
+def _means(figures: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
+    """Over the clips, for the last pass and the coarse one."""
+    ends = {"coarse": [one["coarse"] for one in figures if "coarse" in one],
+            "fine": [one[[*one][-1]] for one in figures]}  # fmt: skip
+    return {
+        f"{name}_{who}": float(np.mean([row[name] for row in rows]))
+        for who, rows in ends.items()
+        for name in ("entropy", "on_target")
+        if rows and all(name in row for row in rows)
+    }

@@ -1,0 +1,151 @@
+"""Whether looking twice helps: the figures of every run, their controls, and a verdict in words.
+
+ratio = loss of the coarse pass / loss of the last fine pass. Beside it stand what a gaze without a mind of
+its own would give: the same model with random queries, with those of another clip, with the static query in
+its last pass; and how healthy the queries are, since attention that is uniform sees no better than a mean.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from frostline_recipes.foveated.passes import Pass, losses
+
+log = logging.getLogger("frostline")
+
+STUCK, UNIFORM = 0.005, 0.01
+"""A ratio that near to 1, or an entropy that near to uniform, is an alarm."""
+CONTROLS = ("random", "shuffled", "coarse")
+
+
+def loss(model: nn.Module, batch: Any, *, lambda_coarse: float = 1.0, coarse_only: bool = False) -> Any:
+    """What a step is trained on, with the figures that show whether the fine pass is worth it."""
+    passes = model(batch, mode="coarse" if coarse_only else "train")
+    found = losses(passes, lambda_coarse)
+    with torch.no_grad():
+        found |= health(passes[-1])
+        if "loss_fine" in found:
+            ratio = found["loss_coarse"].detach() / found["loss_fine"].detach()
+            found |= {"ratio": ratio, "improvement_pct": 100 * (ratio - 1)}
+    return found
+
+
+def health(one: Pass) -> dict[str, Tensor]:
+    """entropy: of attention, as a share of uniform attention's. correlation: of what different queries of a
+    clip extracted, the mean over pairs of frames; near 1, they all see the same. query_std."""
+    attention, seen = one.attention.detach().float(), one.extracted.detach().float()
+    spread = -(attention * attention.clamp_min(1e-12).log()).sum(-1).mean() / math.log(attention.shape[-1])
+    centred = nn.functional.normalize(seen - seen.mean(-1, keepdim=True), dim=-1)
+    frames = seen.shape[1]
+    pairs = (centred.sum(1).square().sum(-1) - frames) / max(1, frames * (frames - 1))
+    return {
+        "entropy": spread, "correlation": pairs.mean(), "query_std": one.queries.detach().float().std(),
+    }  # fmt: skip
+
+
+def evaluate(model: Any, feed: Iterable[Any], *, coarse_only: bool = False) -> dict[str, float]:
+    """All figures on held-out clips, with a bootstrap interval of the ratio; says the verdict aloud."""
+    names = ("coarse",) if coarse_only else ("coarse", "fine", *CONTROLS, "autoregressive", "text")
+    by_clip: dict[str, list[Tensor]] = {name: [] for name in names}
+    sums: dict[str, float] = {}
+    clips = 0
+    for batch in feed:
+        found, figures, n = _one(model, batch, coarse_only=coarse_only)
+        for name, values in found.items():
+            by_clip[name].append(values)
+        for name, value in figures.items():
+            sums[name] = sums.get(name, 0.0) + n * float(value)
+        clips += n
+    each = {name: torch.cat(values).double().cpu().numpy() for name, values in by_clip.items() if values}
+    told = {f"loss_{name}": float(values.mean()) for name, values in each.items()}
+    told |= {name: value / max(1, clips) for name, value in sums.items()}
+    told["loss"] = told["loss_coarse" if coarse_only else "loss_fine"]
+    if not coarse_only:
+        told |= _compared(each)
+        say(told)
+    return told
+
+
+def _one(model: Any, batch: Any, *, coarse_only: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
+    """Losses of each clip of a batch, by what was looked with."""
+    passes = model(batch, mode="coarse" if coarse_only else "evaluate")
+    n = passes[0].extracted.shape[0]
+    found, figures = {"coarse": passes[0].loss_B}, health(passes[-1])
+    if coarse_only:
+        return found, figures, n
+    found["fine"] = passes[-1].loss_B
+    for control in CONTROLS:
+        if control != "shuffled" or n > 1:
+            found[control] = model(batch, mode="evaluate", queries=control)[-1].loss_B
+    # Alone in its batch a clip has no other's queries; its own random ones stand in.
+    found.setdefault("shuffled", found["random"])
+    found["autoregressive"] = model(batch, mode="autoregressive")[0].loss_B
+    found["text"] = model(batch, mode="text")[0].loss_B
+    return found, figures, n
+
+
+def _compared(each: Mapping[str, Any]) -> dict[str, float]:
+    ratio, low, high = ratio_of(each["coarse"], each["fine"])
+    told = {"ratio": ratio, "ratio_low": low, "ratio_high": high, "improvement_pct": 100 * (ratio - 1)}
+    for control in CONTROLS:
+        told[f"ratio_{control}"] = ratio_of(each["coarse"], each[control])[0]
+    told["ratio_autoregressive"] = ratio_of(each["coarse"], each["autoregressive"])[0]
+    return told
+
+
+def ratio_of(above: Sequence[float], below: Sequence[float], draws: int = 2000) -> tuple[float, float, float]:
+    """Mean over mean, and its 95 % interval by drawing clips (pairs) anew.
+
+    >>> ratio_of([2.0, 4.0], [1.0, 2.0])
+    (2.0, 2.0, 2.0)
+    """
+    a, b = np.asarray(above, float), np.asarray(below, float)
+    picked = np.random.default_rng(0).integers(0, len(a), (draws, len(a)))
+    drawn = a[picked].mean(1) / b[picked].mean(1)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return float(a.mean() / b.mean()), float(low), float(high)
+
+
+def verdict(ratio: float, low: float, high: float) -> str:
+    """What document 001 would call it; an interval that reaches 1 shows nothing.
+
+    >>> verdict(1.22, 1.18, 1.26)
+    'very promising: ratio 1.220 (1.180 to 1.260)'
+    """
+    figures = f"ratio {ratio:.3f} ({low:.3f} to {high:.3f})"
+    if low <= 1:
+        return f"not shown: {figures}"
+    if ratio > 1.15:
+        return f"very promising: {figures}"
+    return f"{'proof of concept' if ratio >= 1.05 else 'a little better, below the 1.05 aimed at'}: {figures}"
+
+
+def alarms(figures: Mapping[str, float]) -> list[str]:
+    """What should make a person look, in sentences."""
+    found = []
+    if abs(figures["ratio"] - 1) < STUCK:
+        found.append(
+            f"the ratio is {figures['ratio']:.4f}: the fine pass tells nothing that the coarse one did not"
+        )
+    if figures["entropy"] > 1 - UNIFORM:
+        found.append(
+            f"attention is uniform (entropy {100 * figures['entropy']:.1f} % of its most): "
+            "the queries choose nothing"
+        )
+    return found
+
+
+def say(figures: Mapping[str, float]) -> None:
+    """The verdict and the alarms, where a person sees them."""
+    told = verdict(figures["ratio"], figures["ratio_low"], figures["ratio_high"])
+    controls = ", ".join(f"{name} queries {figures[f'ratio_{name}']:.3f}" for name in CONTROLS)
+    log.warning("foveated: %s. Controls: %s.", told, controls)
+    for alarm in alarms(figures):
+        log.warning("foveated: %s.", alarm)

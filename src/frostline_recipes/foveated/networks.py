@@ -1,0 +1,157 @@
+"""The networks by name: a vision encoder, an autoencoder, a language model with its tokenizer.
+
+"small" is what comes with frostline and needs no download: an encoder of DINOv2's architecture that was
+trained on pictures like those of the embedded set (`pretrain.py`), a language model of SmolLM2's architecture
+and an autoencoder of Stable Diffusion's, both with random weights of a seed. Every other name is a short one
+below, a folder made by `save_pretrained`, or a name on the hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from frostline import stages
+from frostline.errors import UsageError
+
+SMALL = Path(__file__).parent / "small"
+ENCODERS = {
+    "small": str(SMALL / "encoder"),
+    "dinov2-s14": "facebook/dinov2-small",
+    "dinov3-s16": "facebook/dinov3-vits16-pretrain-lvd1689m",
+}
+VAES = {"sd-vae": "stabilityai/sd-vae-ft-mse"}
+LLMS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M"}
+
+SMALL_VAE = {
+    "_class_name": "AutoencoderKL", "block_out_channels": [8, 16, 16, 16], "layers_per_block": 1,
+    "norm_num_groups": 4, "latent_channels": 4, "scaling_factor": 0.18215,
+}  # fmt: skip
+"""Stable Diffusion's: four levels, so that a latent is an eighth as wide as its picture."""
+SMALL_LLM = {
+    "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 384, "max_position_embeddings": 512, "tie_word_embeddings": True,
+}  # fmt: skip
+SEEDED = {
+    "seeded-dinov2": {
+        "model_type": "dinov2", "image_size": 256, "patch_size": 16, "hidden_size": 96,
+        "num_hidden_layers": 4, "num_attention_heads": 3, "mlp_ratio": 4,
+    },
+    "seeded-dinov3": {
+        "model_type": "dinov3_vit", "image_size": 256, "patch_size": 16, "hidden_size": 96,
+        "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 384, "num_register_tokens": 4,
+    },
+}  # fmt: skip
+"""Architectures with random weights of seed 0: for tests, and to see what trained features are worth."""
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""What DINO's pictures are normalised with."""
+
+
+@dataclass(frozen=True)
+class Vision:
+    """What is known of an encoder before it is loaded. N = prefix + grid² tokens of D numbers."""
+
+    name: str
+    width: int
+    patch: int
+    prefix: int
+    size: int
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        side = self.size // self.patch
+        return side, side
+
+    @property
+    def tokens(self) -> int:
+        return self.prefix + self.grid[0] * self.grid[1]
+
+
+def vision(name: str, size: int) -> Vision:
+    """The encoder's shape for pictures of `size` pixels, from its configuration; a wrong name shows here."""
+    config = _config(name)
+    kind = config.get("model_type")
+    if kind not in ("dinov2", "dinov2_with_registers", "dinov3_vit"):
+        raise UsageError(
+            f"encoder={name!r} is a {kind!r}; foveated takes DINOv2 and DINOv3: "
+            f"{', '.join([*ENCODERS, *SEEDED])}, or a folder or hub name of one."
+        )
+    patch = int(config["patch_size"])
+    if size < patch:
+        raise UsageError(f"frame_size is {size}; at least {patch}, one patch of encoder={name!r}")
+    registers = int(config.get("num_register_tokens", 0) or 0)
+    return Vision(name, int(config["hidden_size"]), patch, 1 + registers, size)
+
+
+def encoder(name: str, *, output: str = "tokens") -> Any:
+    """The frozen network: pixels [B, (T,) 3, H, W] to tokens [B, (T,) N, D]."""
+    if name in SEEDED:
+        return stages.vision_tower(config=SEEDED[name], seed=0, output=output)  # type: ignore[arg-type]
+    return stages.vision_tower(ENCODERS.get(name, name), output=output)  # type: ignore[arg-type]
+
+
+def autoencoder(name: str) -> Any:
+    """Frames to latents [.., 4, H/8, W/8]."""
+    if name == "small":
+        return stages.autoencoder(config=SMALL_VAE, seed=0)
+    return stages.autoencoder(VAES.get(name, name))
+
+
+def tokenizer_of(llm: str) -> str:
+    """Where the tokenizer of a language model lies."""
+    return str(SMALL / "tokenizer") if llm == "small" else LLMS.get(llm, llm)
+
+
+def language_model(name: str, *, seed: int = 0) -> Any:
+    """A causal language model of transformers; "small" has random weights of `seed`."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    if name == "small":
+        tokens = AutoTokenizer.from_pretrained(tokenizer_of(name))
+        config = LlamaConfig(
+            **SMALL_LLM, vocab_size=len(tokens), bos_token_id=tokens.bos_token_id,
+            eos_token_id=tokens.eos_token_id, pad_token_id=tokens.pad_token_id,
+        )  # fmt: skip
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return LlamaForCausalLM(config)
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            LLMS.get(name, name), trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+        )
+    except (OSError, ValueError) as e:
+        first = (str(e).strip().splitlines() or [""])[0]
+        raise UsageError(
+            f"Cannot load llm={name!r} ({first}). Known are 'small' (comes with frostline) and "
+            f"{', '.join(map(repr, LLMS))}; or give a folder made by save_pretrained, or a name on the hub."
+        ) from e
+
+
+def preprocess(size: int) -> nn.Module:
+    """Frames uint8 to what an encoder takes."""
+    made: nn.Module = stages.Preprocess(size, mean=MEAN, std=STD)
+    return made
+
+
+def _config(name: str) -> Mapping[str, Any]:
+    if name in SEEDED:
+        return SEEDED[name]
+    from transformers import AutoConfig
+
+    known = [*ENCODERS, *SEEDED]
+    try:
+        found: Mapping[str, Any] = AutoConfig.from_pretrained(
+            ENCODERS.get(name, name), trust_remote_code=False
+        ).to_dict()
+    except (OSError, ValueError) as e:
+        first = (str(e).strip().splitlines() or [""])[0]
+        raise UsageError(
+            f"Cannot find encoder={name!r} ({first}). Known are {', '.join(map(repr, known))}; or give a "
+            "folder made by save_pretrained, or a name on the hub."
+        ) from e
+    return found

@@ -1,0 +1,335 @@
+"""Where clips come from: folders, patterns and lists, captions, durations, and what is wrong with them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frostline.errors import UsageError
+from frostline_recipes.foveated import glyphs
+from frostline_recipes.foveated.data import clips
+
+av = pytest.importorskip("av")
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> dict[float, Path]:
+    """One clip of each length, in seconds."""
+    folder = tmp_path_factory.mktemp("films")
+    made = {}
+    for seconds in (3.0, 6.0, 9.0):
+        made[seconds] = folder / f"{seconds:g}.mp4"
+        glyphs.film(glyphs.script(0, size=32, seconds=seconds), made[seconds], fps=4)
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path, films: dict[float, Path]) -> Path:
+    """a.mp4 of 3 s, b.mp4 of 6 s, deep/c.mp4 of 9 s, and a file that is none."""
+    place = tmp_path / "clips"
+    (place / "deep").mkdir(parents=True)
+    for name, seconds in (("a", 3.0), ("b", 6.0), ("deep/c", 9.0)):
+        shutil.copy(films[seconds], place / f"{name}.mp4")
+    (place / "notes.txt").write_text("no clip")
+    return place
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    """The rows as a list of the kind that the name says."""
+    if path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    elif path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        with path.open("w", newline="") as text:
+            table = csv.DictWriter(text, list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
+            table.writeheader()
+            table.writerows(rows)
+    return str(path)
+
+
+def captions_of(source: Any) -> dict[str, str]:
+    rows = [source.raw(i) for i in range(len(source))]
+    return {row["key"]: row["caption"] for row in rows}
+
+
+WHOLE = [
+    {"path": "a.mp4", "caption": "one, with a comma"},
+    {"path": "b.mp4", "caption": "zwei ü"},
+    {"path": "deep/c.mp4", "caption": "three"},
+]
+TOLD = {row["path"]: row["caption"] for row in WHOLE}
+
+
+def test_a_folder_gives_its_clips_with_their_durations(folder: Path) -> None:
+    source = clips(str(folder))
+    assert list(source.keys) == ["a.mp4", "b.mp4", "deep/c.mp4"]
+    assert source.fields == ("key", "path", "duration_s")
+    assert [source.raw(i)["duration_s"] for i in range(3)] == pytest.approx([3.0, 6.0, 9.0])
+    assert source.raw(2)["path"] == str(folder / "deep" / "c.mp4")
+    assert source.paths == ("path",)
+
+
+def test_a_pattern_and_a_single_file_give_what_they_match(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(clips(str(folder / "**" / "*.mp4")).keys) == ["a.mp4", "b.mp4", "deep/c.mp4"]
+    assert list(clips(str(folder / "*.mp4")).keys) == ["a.mp4", "b.mp4"]
+    assert clips(str(folder / "b.mp4")).raw(0)["path"] == str(folder / "b.mp4")
+    monkeypatch.chdir(folder)
+    source = clips("*.mp4")
+    assert Path(source.raw(0)["path"]).resolve() == folder / "a.mp4"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".json", ".jsonl", ".parquet"])
+def test_lists_of_every_format_are_read(folder: Path, suffix: str) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    named = write(folder / f"list{suffix}", WHOLE)
+    assert captions_of(clips(named, need_captions=True)) == TOLD
+    assert captions_of(clips(str(folder), captions=named, need_captions=True)) == TOLD
+
+
+@pytest.mark.parametrize(("path", "caption"), [("video", "text"), ("file", "name"), ("Path", "Caption")])
+def test_columns_go_by_their_usual_names(folder: Path, path: str, caption: str) -> None:
+    rows = [{path: row["path"], caption: row["caption"], "other": 1} for row in WHOLE]
+    assert captions_of(clips(write(folder / "list.csv", rows), need_captions=True)) == TOLD
+
+
+@pytest.mark.parametrize("beside", ["", "videos"])
+def test_a_webvid_list_finds_its_clips_by_page_and_id(
+    tmp_path: Path, films: dict[float, Path], beside: str
+) -> None:
+    rows = []
+    for name, page in (("0012", "000001_000050"), ("777", "000051_000100")):
+        place = tmp_path / beside / page / f"{name}.mp4"
+        place.parent.mkdir(parents=True)
+        shutil.copy(films[3.0], place)
+        url = f"https://example.org/videos/{name}/preview/stock-{name}.mp4"
+        rows.append(
+            {"videoid": name, "contentUrl": url, "duration": "PT3S", "page_dir": page, "name": f"clip {name}"}
+        )
+    rows.append({**rows[0], "videoid": "999", "name": "never downloaded"})
+    source = clips(write(tmp_path / "results_2M_train.csv", rows), need_captions=True)
+    assert captions_of(source) == {
+        "000001_000050/0012.mp4": "clip 0012",
+        "000051_000100/777.mp4": "clip 777",
+    }
+    assert all(Path(source.raw(i)["path"]).is_file() for i in range(2))
+
+
+def test_content_urls_alone_name_a_clip_by_their_last_part(folder: Path) -> None:
+    rows = [{"contentUrl": "https://example.org/x/b.mp4?token=1", "name": "by its url"}]
+    assert captions_of(clips(write(folder / "list.json", rows))) == {"b.mp4": "by its url"}
+
+
+def test_json_may_give_captions_by_name(folder: Path) -> None:
+    (folder / "list.json").write_text(json.dumps({"a.mp4": "one", "b": "two"}))
+    assert captions_of(clips(str(folder / "list.json"))) == {"a.mp4": "one", "b.mp4": "two"}
+    (folder / "list.json").write_text(json.dumps({"a.mp4": {"caption": ["first", "second"]}}))
+    assert captions_of(clips(str(folder / "list.json"))) == {"a.mp4": "first"}
+
+
+def test_captions_are_matched_by_path_name_or_id_but_never_by_an_ambiguous_name(
+    folder: Path, tmp_path: Path, films: dict[float, Path]
+) -> None:
+    elsewhere = tmp_path / "lists"
+    elsewhere.mkdir()
+    rows = [
+        {"path": str(folder / "a.mp4"), "caption": "absolute"},
+        {"path": "b", "caption": "by id"},
+        {"path": "other/c.mp4", "caption": "by name"},
+    ]
+    named = write(elsewhere / "list.csv", rows)
+    expected = {"a.mp4": "absolute", "b.mp4": "by id", "deep/c.mp4": "by name"}
+    assert captions_of(clips(str(folder), captions=named)) == expected
+    rows.append({"path": "third/c.mp4", "caption": "which of the two?"})
+    expected["deep/c.mp4"] = ""
+    assert captions_of(clips(str(folder), captions=write(elsewhere / "list.csv", rows))) == expected
+
+
+def test_a_folders_own_captions_are_found(folder: Path) -> None:
+    write(folder / "captions.csv", WHOLE)
+    assert captions_of(clips(str(folder), need_captions=True)) == TOLD
+
+
+def test_several_captions_of_a_clip_give_one_sample_with_the_first(folder: Path) -> None:
+    rows = [*WHOLE, {"path": "./a.mp4", "caption": "said otherwise"}]
+    assert captions_of(clips(write(folder / "list.csv", rows))) == TOLD
+
+
+def test_the_embedded_set_is_read_as_it_was_made(tmp_path: Path) -> None:
+    place = glyphs.make(tmp_path, n=4, size=32, seconds=3.0)
+    source = clips(str(place), min_s=2, max_s=4, need_captions=True)
+    rows = [source.raw(i) for i in range(4)]
+    assert [row["split"] for row in rows] == ["train", "train", "val", "test"]
+    assert [row["caption"] for row in rows] == [
+        glyphs.caption(glyphs.script(i, size=32, seconds=3.0)) for i in range(4)
+    ]
+    below = clips(str(place / "clips"), captions=str(place / "captions.csv"), need_captions=True)
+    assert [below.raw(i)["caption"] for i in range(4)] == [row["caption"] for row in rows]
+
+
+def test_splits_come_from_a_column_or_from_folders(folder: Path, tmp_path: Path) -> None:
+    rows = [{**row, "split": s} for row, s in zip(WHOLE, ("Training", "validation", "test"), strict=True)]
+    source = clips(write(folder / "list.csv", rows))
+    assert [source.raw(i)["split"] for i in range(3)] == ["train", "val", "test"]
+    for name, sub in (("a.mp4", "train"), ("b.mp4", "valid"), ("deep/c.mp4", "test")):
+        (tmp_path / "parts" / sub).mkdir(parents=True)
+        shutil.copy(folder / name, tmp_path / "parts" / sub)
+    source = clips(str(tmp_path / "parts"))
+    assert {source.raw(i)["key"]: source.raw(i)["split"] for i in range(3)} == {
+        "train/a.mp4": "train",
+        "valid/b.mp4": "val",
+        "test/c.mp4": "test",
+    }
+    assert "split" not in clips(str(folder)).fields  # "deep" is no split
+
+
+def test_unknown_splits_are_refused(folder: Path) -> None:
+    rows = [{**row, "split": s} for row, s in zip(WHOLE, ("train", "holdout", ""), strict=True)]
+    with pytest.raises(UsageError) as told:
+        clips(write(folder / "list.csv", rows))
+    assert len(told.value.problems) == 2
+    assert "row 2: split is 'holdout'" in str(told.value)
+
+
+def test_clips_outside_the_durations_are_left_out_and_said_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "frostline"):
+        assert list(clips(str(folder), min_s=6, max_s=6).keys) == ["b.mp4"]
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "2 outside 6…6 s (they last 3.0 to 9.0 s)" in said
+    assert "1 clips kept" in said
+
+
+def test_nothing_is_said_when_nothing_is_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clips(str(folder), min_s=1, max_s=10)
+    assert caplog.records == []
+
+
+def test_no_clip_within_the_durations_says_how_long_they_last(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"lasts 20 to 60 s(.|\n)*3 outside .*last 3\.0 to 9\.0 s"):
+        clips(str(folder), min_s=20, max_s=60)
+
+
+def test_files_that_cannot_be_opened_stay_in(folder: Path) -> None:
+    (folder / "empty.mp4").write_bytes(b"")
+    (folder / "noise.mp4").write_bytes(bytes(range(256)) * 40)
+    (folder / "cut.mp4").write_bytes((folder / "b.mp4").read_bytes()[:600])
+    source = clips(str(folder), min_s=5, max_s=7)
+    rows = {source.raw(i)["key"]: source.raw(i)["duration_s"] for i in range(len(source))}
+    assert rows == {"b.mp4": pytest.approx(6.0), "cut.mp4": 0.0, "empty.mp4": 0.0, "noise.mp4": 0.0}
+
+
+def test_listed_clips_that_are_not_there_are_left_out_and_said(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    named = write(folder / "list.csv", [*WHOLE, {"path": "gone.mp4", "caption": "x"}])
+    assert len(clips(named)) == 3
+    assert "1 that are not there (the first: gone.mp4)" in caplog.text
+    named = write(folder / "list.csv", [{"path": "gone.mp4", "caption": "x"}])
+    with pytest.raises(UsageError, match=r"No videos: none of the 1 files(.|\n)*gone\.mp4"):
+        clips(named)
+
+
+def test_a_limit_takes_its_share_of_every_split_and_counts_what_is_kept(
+    tmp_path: Path, films: dict[float, Path]
+) -> None:
+    rows = []
+    for i in range(20):
+        split = "train" if i < 10 else "val" if i < 15 else "test"
+        rows.append({"path": f"{i:02d}.mp4", "caption": str(i), "split": split})
+        shutil.copy(films[9.0 if i in (0, 10) else 3.0], tmp_path / f"{i:02d}.mp4")
+    named = write(tmp_path / "list.csv", rows)
+    source = clips(named, max_s=5, limit=8)
+    kept = [source.raw(i)["split"] for i in range(len(source))]
+    assert len(kept) == 8
+    assert all(kept.count(split) >= 2 for split in ("train", "val", "test"))
+    assert "00.mp4" not in source.keys
+    assert list(source.keys) == sorted(source.keys)
+    assert len(clips(named, limit=1000)) == 20
+
+
+def test_no_videos_is_an_error_that_says_what_was_found(tmp_path: Path) -> None:
+    (tmp_path / "readme.txt").write_text("nothing here")
+    for videos, said in (
+        (str(tmp_path), "none of the 1 files in it"),
+        (str(tmp_path / "*.mp4"), "it matches nothing"),
+        (str(tmp_path / "absent"), "there is no such file or folder"),
+        (str(tmp_path / "absent.csv"), "There is no list of clips at"),
+    ):
+        with pytest.raises(UsageError, match=said.replace("*", r"\*")):
+            clips(videos)
+
+
+def test_missing_captions_name_up_to_ten_clips(tmp_path: Path, films: dict[float, Path]) -> None:
+    for i in range(13):
+        shutil.copy(films[3.0], tmp_path / f"{i:02d}.mp4")
+    with pytest.raises(UsageError, match=r"13 of 13 clips .* captions= a list") as told:
+        clips(str(tmp_path), need_captions=True)
+    assert told.value.problems[:10] == tuple(f"{i:02d}.mp4" for i in range(10))
+    assert told.value.problems[10:] == ("… and 3 more",)
+    write(tmp_path / "captions.csv", [{"path": f"{i:02d}.mp4", "caption": "x" * (i % 2)} for i in range(12)])
+    with pytest.raises(UsageError, match="7 of 13 clips"):
+        clips(str(tmp_path), need_captions=True)
+    assert len(clips(str(tmp_path))) == 13
+
+
+def test_a_list_without_the_columns_says_which_it_has(folder: Path) -> None:
+    named = write(folder / "list.csv", [{"path": "a.mp4", "views": "3"}])
+    assert clips(named).fields == ("key", "path", "duration_s")
+    for given in ({"videos": named, "need_captions": True}, {"videos": str(folder), "captions": named}):
+        with pytest.raises(UsageError, match=r"it has path, views(.|\n)*no column holds captions"):
+            clips(**given)
+    named = write(folder / "list.csv", [{"views": "3"}])
+    with pytest.raises(UsageError) as told:
+        clips(named, need_captions=True)
+    assert len(told.value.problems) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("list.json", "{", "cannot be read"),
+        ("list.json", "[]", "it is empty"),
+        ("list.json", '{"a": 3}', "expected"),
+        ("list.json", '["a.mp4"]', "row 1 is 'a.mp4'"),
+        ("list.jsonl", '{"path": "a.mp4"}\n{', "cannot be read"),
+        ("list.csv", "path,caption\na.mp4\n", "row 1 has more or fewer cells"),
+        ("list.csv", "path,caption\n", "it is empty"),
+        ("list.csv", "path,caption\n,x\n", "row 1 has no path"),
+        ("list.parquet", "PAR?", "cannot be read"),
+    ],
+)
+def test_lists_that_cannot_be_read_are_refused(folder: Path, name: str, text: str, said: str) -> None:
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    (folder / name).write_text(text)
+    with pytest.raises(UsageError, match=said):
+        clips(str(folder / name))
+
+
+def test_a_list_may_not_lead_out_of_its_folder(folder: Path) -> None:
+    rows = [{"path": "deep/../../x.mp4"}, {"path": "/etc/x.mp4"}, {"path": "deep/../a.mp4"}]
+    with pytest.raises(UsageError) as told:
+        clips(write(folder / "list.csv", rows))
+    assert told.value.problems == ("../x.mp4", "/etc/x.mp4")
+
+
+def test_arguments_that_cannot_work_are_refused_all_at_once() -> None:
+    with pytest.raises(UsageError) as told:
+        clips("", min_s=9, max_s=3, limit=0)
+    assert [p.split()[0] for p in told.value.problems] == ["videos", "min_s..max_s", "limit"]
