@@ -178,9 +178,7 @@ def new_batch(rows: int) -> Batch:
 
 def overhead(rounds: int, folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     ours, by_hand = make(new_batch(64), folder)
-    n = (
-        1 if CUDA else 20
-    )  # what launching a GPU step takes follows what else the host does
+    n = 1 if CUDA else 20  # what launching a GPU step takes follows what else the host does
     for one in (ours, by_hand):
         one(10)
     found = interleave({"frostline": lambda: ours(n), "by hand": lambda: by_hand(n)}, rounds=rounds)

@@ -183,9 +183,14 @@ def test_gradients_are_clipped_to_their_norm() -> None:
         return optimizer_step(*args)
 
     step.optimizer.step = look  # type: ignore[method-assign]
-    figures = step(batch_of(6, 0))
+    figures = step(batch_of(6, 0), norm=True)
     assert norms[0] == pytest.approx(0.01, rel=1e-3)
     assert float(figures["grad_norm"]) > 0.1  # the norm before
+
+
+def test_the_norm_is_there_where_it_is_asked_for() -> None:
+    assert "grad_norm" not in step_of(net(), clip=1.0)(batch_of(6, 0))
+    assert "grad_norm" in step_of(net())(batch_of(6, 0), norm=True)
 
 
 def test_fp16_scales_the_loss_and_an_overflow_halves_the_scale() -> None:

@@ -11,16 +11,14 @@ from pathlib import Path
 
 from frostline.cut.costs import SPARE_DISK, Budgets, Cost, Option, StepCost, at_once
 from frostline.cut.fields import Fields
-from frostline.cut.trial import Trial
+from frostline.cut.rehearsal import Freezing
+from frostline.cut.trial import Trial, Tried
 from frostline.cut.walk import FEWEST, Walk
 from frostline.execution import Execution
 from frostline.freezer.workers import cores
 from frostline.stage import Stage
 from frostline.supply.layout import Layout
 
-_START_S = 1.0
-"""What every freeze takes before and after its samples: looking at the inputs, opening and closing a store.
-Measured: 1.1 to 1.3 s on two busy cores, for sources of some hundred to some thousand samples."""
 _AUDIT_CALLS = 7
 """Calls of a stage before a freeze begins: an audit, and the first samples."""
 _MARGIN = 1.02
@@ -80,6 +78,7 @@ class Costing:
         if not fits:
             cannot.append("it does not fit the disk")
         frozen, lanes = self._tried(cut, size, tier, possible=not cannot)
+        cannot += [self.trial.refused[cut]] if cut in self.trial.refused else []
         epoch = lanes.epoch(one_processor=self._one_processor) * self.trained
         computes = self.step is not None or lanes.late.wall > 0
         return Option(
@@ -111,8 +110,10 @@ class Costing:
         expected = prepare.wall + late.wall
         if tier is None:
             return 0.0, self._corrected(lanes, self.trial.nothing(expected))
-        write, read, supplied = self.trial.stored(cut, self.fields, tier, expected)
-        return self._freeze_s(cut, size, write), self._corrected(replace(lanes, read=read), supplied)
+        run = Execution(self.walk.runs, cut, device=self.walk.device)
+        tried = self.trial.stored(cut, self.fields, tier, expected, self._freezing(run))
+        lanes = self._corrected(replace(lanes, read=tried.read), tried.supplied)
+        return self._freeze_s(run, size, tried), lanes
 
     def _corrected(self, lanes: Lanes, supplied: Cost | None) -> Lanes:
         """With what handing samples from thread to thread and into batches takes beside the stages."""
@@ -134,16 +135,22 @@ class Costing:
         took = ((stage, self.walk.took[stage.name]) for stage in stages)
         return sum((t.together if s.chunk else Cost(t.alone, t.alone) for s, t in took), Cost())
 
-    def _freeze_s(self, cut: tuple[str, ...], size: int, write: Cost) -> float:
-        """As the freezer does it: workers, the device and writing at once; on a CPU they take turns."""
-        walk = self.walk
-        run = Execution(walk.runs, cut, device=walk.device)
-        prepare, late = walk.source.together + self._sum(run.early.stages), self._in_turn(run.late)
-        stages = [*run.early.stages, *run.late]
-        before = _START_S + sum(_AUDIT_CALLS * (s.chunk or FEWEST) * walk.took[s.name].alone for s in stages)
+    def _freezing(self, run: Execution) -> Freezing:
+        stages, took = [*run.early.stages, *run.late], self.walk.took
+        sample = self.walk.source.alone + sum(took[s.name].alone for s in stages)
+        audit = sum(_AUDIT_CALLS * (s.chunk or FEWEST) * took[s.name].alone for s in stages)
+        return Freezing(sample, audit, self.total)
+
+    def _freeze_s(self, run: Execution, size: int, tried: Tried) -> float:
+        """As it was rehearsed; or, from its stages, as the freezer does it: workers, the device and writing
+        at once; on a CPU they take turns."""
+        if tried.frozen is not None:
+            return tried.frozen.seconds(self.total)
+        prepare, late = self.walk.source.together + self._sum(run.early.stages), self._in_turn(run.late)
+        before = tried.start + self._freezing(run).audit_s
         if self._one_processor:
-            return before + (prepare.wall + late.wall) * self.total + write.cores * size / cores()
-        return before + max(max(prepare.wall, late.wall) * self.total, write.wall * size)
+            return before + (prepare.wall + late.wall) * self.total + tried.write.cores * size / cores()
+        return before + max(max(prepare.wall, late.wall) * self.total, tried.write.wall * size)
 
 
 def all_options(costing: Costing, cuts: Sequence[tuple[str, ...]]) -> list[Option]:

@@ -41,7 +41,9 @@ def sampled(pipeline: Pipeline, places: Sequence[int], rows: int) -> Workload:
         source.fields,
         _Again(source, tuple(places), rows),
         source.key,
-        cheap=source.cheap,
+        source.paths,
+        source.cheap,
+        source.version,
     )
     return Workload(Pipeline(again, *pipeline.steps, outputs=pipeline.outputs), run=_unused)
 

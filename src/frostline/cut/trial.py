@@ -10,14 +10,17 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from frostline.cut.costs import Cost
 from frostline.cut.fields import Fields
+from frostline.cut.rehearsal import Freezing, Rehearsed, rehearsed, start_s
 from frostline.cut.sampled import key_of, sampled
 from frostline.cut.walk import Walk, clocked, on_cpu
+from frostline.errors import FrostlineError
 from frostline.execution.columns import taken
 from frostline.feed import Feed
 from frostline.store import Store, Table
@@ -36,34 +39,60 @@ _MOST_SUPPLY_S = 10.0
 """An epoch of the fewest batches that would take longer is not tried: then the stages are all that counts."""
 
 
-class Trial:
-    """A cut's costs, measured with rows of the samples.
+@dataclass(frozen=True)
+class Tried:
+    """A cut's costs, measured with rows of the samples."""
 
-    write: a byte's, into the store.  read: a sample's, through a feed.  supplied: a sample's, with all that
-    runs in every epoch before the step; None where that takes so long that the stages alone count.
-    """
+    frozen: Rehearsed | None
+    """None: the stages take so long that they alone count, beside `start` and `write`."""
+    start: float
+    """Seconds that any freeze takes."""
+    write: Cost
+    """A byte's, into the store."""
+    read: Cost
+    """A sample's, through a feed."""
+    supplied: Cost | None
+    """A sample's, with all that runs in every epoch before the step; None where the stages alone count."""
+
+
+class Trial:
+    """Tries cuts."""
 
     def __init__(self, walk: Walk, batch_size: int, beside: Path) -> None:
         self._walk, self._batch, self._beside = walk, batch_size, beside
+        self.refused: dict[tuple[str, ...], str] = {}
+        """Cuts that cannot be frozen, and why."""
 
     def nothing(self, expected: float) -> Cost | None:
         """What comes before the step, without a store; expected: seconds a sample."""
         return self._supplied(None, expected, _MOST_ROWS, "auto")
 
     def stored(
-        self, cut: Sequence[str], fields: Fields, tier: str, expected: float
-    ) -> tuple[Cost, Cost, Cost | None]:
-        """(write, read, supplied)."""
+        self, cut: Sequence[str], fields: Fields, tier: str, expected: float, freezing: Freezing
+    ) -> Tried:
+        """A store of the cut, made and read; expected: what its stages take in an epoch, seconds a sample."""
         size = sum(fields.bytes[name] for name in cut)
         few = min(_FEWEST_BATCHES * self._batch, max(1, int(_MOST_BYTES / size)))
         rows = max(few, min(_MOST_ROWS, int(_STORE_BYTES / size)))
         with tempfile.TemporaryDirectory(prefix=".frostline-cut-", dir=self._beside) as folder:
             path = Path(folder) / "store"
+            frozen, start = self._frozen(cut, Path(folder), freezing, size)
             write = self._write(path, cut, fields, rows)
             store = Store.open(path)
             read = self._read(store, cut, tier)
             supplied = self._supplied(store, expected, rows, tier)
-        return Cost(write.wall / size, write.cores / size), read, supplied
+        return Tried(frozen, start, Cost(write.wall / size, write.cores / size), read, supplied)
+
+    def _frozen(
+        self, cut: Sequence[str], folder: Path, freezing: Freezing, size: float
+    ) -> tuple[Rehearsed | None, float]:
+        """(a freeze of the cut, where it can be rehearsed; what any freeze takes)."""
+        try:
+            found = rehearsed(self._walk, cut, folder, freezing, size)
+        except FrostlineError as e:  # a real one would end in the same way, for example at its audit
+            self.refused[(*cut,)] = str(e).splitlines()[0]
+            return None, 0.0
+        return found, found.start if found is not None else start_s(folder)
 
     def _write(self, path: Path, cut: Sequence[str], fields: Fields, rows: int) -> Cost:
         """The samples into a store, over and over; seconds a row."""

@@ -24,6 +24,8 @@ PREFIX = "_source."
 """How the store's fields that hold these texts begin; the rest says what the texts are made of."""
 _AT_ONCE = 4096
 _THREADS = 8
+_MOST_A_TASK = 32
+"""Samples looked at in one task: handing one over takes as long as hashing two numbers."""
 _FILE_ID = re.compile(r"\d+ -?\d+ [0-9a-f]+( [0-9a-f]+)?")
 
 
@@ -57,7 +59,13 @@ class Inputs:
         with ThreadPoolExecutor(_THREADS, "frostline-look") as pool:
             for start in range(0, len(places), _AT_ONCE):
                 some = places[start : start + _AT_ONCE]
-                yield from zip(some, pool.map(self._text_or_error, some), strict=True)
+                size = max(1, min(_MOST_A_TASK, len(some) // (4 * _THREADS)))
+                tasks = [some[s : s + size] for s in range(0, len(some), size)]
+                for task, texts in zip(tasks, pool.map(self._texts_or_errors, tasks), strict=True):
+                    yield from zip(task, texts, strict=True)
+
+    def _texts_or_errors(self, places: Sequence[int]) -> list[str | FrostlineError]:
+        return [self._text_or_error(place) for place in places]
 
     def _text_or_error(self, place: int) -> str | FrostlineError:
         try:

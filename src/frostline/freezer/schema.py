@@ -126,6 +126,25 @@ def misfit(name: str, spec: Field, key: str, value: Any) -> str | None:
     return f"{name!r} is {list(shape)}, the first samples' is {wanted}. Pad or resize it in its stage{hint}"
 
 
+def as_one(spec: Field, column: list[Any]) -> Column:
+    """A column of a fixed field as one tensor, where every value is just what the field holds; else itself.
+
+    >>> as_one(Field((), "int64"), [1, 2]), as_one(Field((), "int64"), [1, 2.0])
+    (tensor([1, 2]), [1, 2.0])
+    """
+    kind = next((kind for kind, dtype in _SCALARS if (spec.shape, spec.dtype) == ((), dtype)), None)
+    if kind is not None and all(type(value) is kind for value in column):
+        try:
+            return torch.tensor(column, dtype=torch_dtype(spec.dtype))
+        except (RuntimeError, ValueError, OverflowError):  # a number beyond 64 bits: its sample is found
+            return column
+    if all(type(v) is Tensor and v.device.type == "cpu" and unstorable("", v) is None for v in column):
+        kinds = {(value.shape, value.dtype) for value in column}
+        if kinds == {(spec.shape, torch_dtype(spec.dtype))}:
+            return torch.stack(column)
+    return column
+
+
 def with_marks(
     fields: Mapping[str, Field], codecs: Mapping[str, str], marks: Mapping[str, tuple[str, Any]]
 ) -> dict[str, Field]:

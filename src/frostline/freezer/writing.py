@@ -64,6 +64,7 @@ class Rows:
         names = list(writer.fields)
 
         def write(order: list[str], block: Block) -> None:
+            block.columns = {name: self._whole(name, column) for name, column in block.columns.items()}
             self._refuse_misfits(block)
             self._budget.add(block.failed)
             columns = dict(block.columns)
@@ -112,6 +113,13 @@ class Rows:
         for key in keys:
             reason = f"{failed[key].stage}: {failed[key].reason}"
             writer.quarantine(key, reason=reason, input=[self._text_of(key), self._mark])
+
+    def _whole(self, name: str, column: Column) -> Column:
+        """Values of the field's type and shape as one tensor: checked and encoded at once, not one by one."""
+        spec = self._specs[name]
+        if isinstance(column, Tensor) or spec.ragged or not column:
+            return column
+        return schema.as_one(spec, column)
 
     def _refuse_misfits(self, block: Block) -> None:
         """Samples whose values have another shape than their field fail, each with the reason."""

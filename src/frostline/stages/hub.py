@@ -6,7 +6,8 @@ only, never from pickled ones. A name that leads nowhere is answered with those 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from os import PathLike, fspath
@@ -50,6 +51,20 @@ def library(name: str, what: str) -> Any:
         return import_module(name)
     except ImportError as e:
         raise MissingExtra.needed(what, package=name, extra="hf") from e
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the bar that transformers draws while it reads a file of weights, in a second as a rule."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def close_to(name: str, among: Iterable[str]) -> str:

@@ -185,9 +185,10 @@ def _loaded(name: str, *, pooled: bool) -> Any:
             raise UsageError(
                 f"{name!r} is a {config.model_type!r}, which transformers has no vision network for."
             )
-        network, info = MODEL_MAPPING[type(config)].from_pretrained(
-            place, config=config, use_safetensors=True, dtype=torch.float32, output_loading_info=True
-        )
+        with hub.quiet():
+            network, info = MODEL_MAPPING[type(config)].from_pretrained(
+                place, config=config, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+            )
     except (OSError, ValueError) as e:
         if isinstance(e, UsageError):
             raise

@@ -47,7 +47,7 @@ def from_bytes(data: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ...]) -
 def to_tensor(value: Any, spec: Field, name: str, key: str) -> Tensor:
     """One value as a tensor of exactly the field's type and shape, or FieldError that says what came."""
     if spec.dtype in TEXT_LIKE:
-        data = bytearray(_text_bytes(value, spec, name, key))
+        data = bytearray(text_bytes(value, spec, name, key))
         return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     x = _any_to_tensor(value, spec, name, key)
     want, got = spec.shape, tuple(x.shape)
@@ -89,7 +89,8 @@ def array_to_tensor(value: Any, name: str, key: str) -> Tensor:
         ) from e
 
 
-def _text_bytes(value: Any, spec: Field, name: str, key: str) -> bytes:
+def text_bytes(value: Any, spec: Field, name: str, key: str) -> bytes:
+    """A text, bytes or a JSON value as it is stored, or FieldError that says what came."""
     if spec.dtype == "json":
         try:
             return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

@@ -103,6 +103,13 @@ class Run:
             place += 1
         return found
 
+    def has_hashes(self, hashed: Array) -> Array:
+        """Of each hash, whether a key here has it."""
+        if not len(self):
+            return np.zeros(len(hashed), np.bool_)
+        places = np.searchsorted(self.hashes, hashed)
+        return np.asarray(self.hashes[np.minimum(places, len(self) - 1)] == hashed)
+
     def chunks(self) -> list[Any]:
         """The file's content."""
         tensors: Tensors = {name: (dtype, (len(self.arrays[name]),)) for name, dtype in _LAYOUT.items()}

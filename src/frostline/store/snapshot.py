@@ -161,6 +161,16 @@ class Snapshot:
                     return row
         return -1
 
+    def may_have(self, keys: Sequence[str]) -> list[bool]:
+        """For each key, whether `find` has to be asked: no other is there. Also said of keys that are not
+        valid Unicode, which nobody can look up."""
+        data = [_encoded(key) for key in keys]
+        hashed = np.fromiter((0 if d is None else key_hash(d) for d in data), np.uint64, len(data))
+        found = np.fromiter((d is None for d in data), np.bool_, len(data))
+        for run in self.runs:
+            found |= run.has_hashes(hashed)
+        return [bool(there) for there in found]
+
     def _is_dead(self, row: int) -> bool:
         place = int(np.searchsorted(self.dead, row)) if len(self.dead) else 0
         return place < len(self.dead) and int(self.dead[place]) == row

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from frostline.errors import UsageError
-from frostline.step import Alone
+from frostline.ranks import Alone
 
 _BUCKET = 32 << 20
 _PATIENCE = timedelta(hours=24)

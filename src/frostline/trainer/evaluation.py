@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from frostline.errors import UsageError
-from frostline.step import Moment, Step
+from frostline.rewind import Moment
+from frostline.step import Step
 from frostline.supply import Supply
 from frostline.workload import Workload
 

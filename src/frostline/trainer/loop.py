@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,21 +16,25 @@ import torch
 from torch import Tensor
 
 from frostline.batch import Batch
-from frostline.errors import TrainStopped, UsageError
-from frostline.step import Moment, Step
+from frostline.errors import UsageError
+from frostline.rewind import Moment
+from frostline.step import Step
 from frostline.supply import Supply
 from frostline.trainer import moment
 from frostline.trainer.checkpoint import Checkpoints, Loaded, load
 from frostline.trainer.distributed import Single
 from frostline.trainer.evaluation import evaluate, undisturbed
 from frostline.trainer.folder import STABLE
-from frostline.trainer.gauges import Busy, Meter, memory
+from frostline.trainer.forecast import forecast
+from frostline.trainer.gauges import Busy, memory
 from frostline.trainer.gradients import STEPS as AUDITED
 from frostline.trainer.gradients import GradientAudit
 from frostline.trainer.limits import Limits
-from frostline.trainer.progress import TrainProgress, forecast_text
+from frostline.trainer.meter import Meter
+from frostline.trainer.progress import TrainProgress
 from frostline.trainer.recorder import Recorder, read_metrics
 from frostline.trainer.schedule import Schedule
+from frostline.trainer.skipped import Skipped
 from frostline.workload import Workload
 
 _COUNTED = ("bad", "overflow")
@@ -74,8 +77,7 @@ class Loop:
         self._decaying = False
         self._base = [float(group["lr"]) for group in self.step.optimizer.param_groups]
         self._meter, self._busy = Meter(), Busy(self.step.device)
-        self._bad: deque[int] = deque()
-        self._recent: list[tuple[int, Batch, Tensor]] = []
+        self._skipped = Skipped(self.settings, parts.progress.note)
         self._audit: GradientAudit | None = None
         self._saved_at, self._saved_when = -1, time.monotonic()
         self._window = _Window()
@@ -92,8 +94,8 @@ class Loop:
         self.at, self.best = loaded.step, self._better(state["best"])
         self._elapsed_before = state["elapsed_s"]
         self._over = self._hours_are_over()
-        self._bad = deque(state["bad"])
-        self._meter.load_state(state["meter"], self.step.device)
+        self._skipped.load(state["bad"])
+        self._meter.load_state(state["meter"])
         self._saved_at = self.at
         if self.p.recorder is not None:
             self.p.recorder.rewind(self.at)
@@ -121,12 +123,10 @@ class Loop:
 
     def _save(self, *, best: bool = False, label: str | None = None) -> None:
         began = time.monotonic()
-        pending = torch.stack([bad for _, _, bad in self._recent]).tolist() if self._recent else []
-        bad = [*self._bad, *(at for (at, _, _), flag in zip(self._recent, pending, strict=True) if flag)]
         groups, state = moment.take(self.step, self.p.ranks)
         state |= {
             "supply": self.p.supply.state_dict(), "best": self.best, "elapsed_s": self.elapsed,
-            "decaying": self._decaying, "bad": bad, "meter": self._meter.state(),
+            "decaying": self._decaying, "bad": self._skipped.steps(), "meter": self._meter.state(),
             "names": [*(["best"] if best else []), *([label] if label else [])],
             "schedule": asdict(self.p.schedule), "training": asdict(self.settings),
         }  # fmt: skip
@@ -197,7 +197,7 @@ class Loop:
             else:
                 group["lr"] = base * factor
         self._busy.begin()
-        figures = self.step(batch)
+        figures = self.step(batch, norm=self._logs_after(self.at + 1))
         self._busy.end()
         self.at += 1
         self._window.rows += self.p.workload.batch_size or batch.n_rows
@@ -205,7 +205,7 @@ class Loop:
             {n: v for n, v in figures.items() if n not in _COUNTED} | {"lr": self._base[0] * factor}
         )
         self._meter.count({n: v for n, v in figures.items() if n in _COUNTED})
-        self._recent.append((self.at, Batch({}, batch._keys), figures["bad"]))  # its rows may go
+        self._skipped.add(self.at, batch, figures["bad"])
         if self._audit is not None and self._audit.looked >= AUDITED:
             self._audit.verdict()
             self._audit = self.step.on_grads = None
@@ -214,7 +214,7 @@ class Loop:
     def _between(self) -> str | None:
         """After a step: log, evaluate, save; why to stop."""
         every = self.settings
-        if self.at % every.log_every == 0 or self.done:
+        if self._logs_after(self.at) or self.done:
             self._log()
         if self._evaluates and every.eval_every and self.at % every.eval_every == 0 and not self.done:
             self._evaluate()
@@ -227,6 +227,10 @@ class Loop:
         if vote & _SAVE and self._saved_at != self.at and not self.done:
             self._save()
         return None
+
+    def _logs_after(self, step: int) -> bool:
+        """Known before the step, which then also works out what is only ever logged."""
+        return step % self.settings.log_every == 0 or step == self.p.total_steps
 
     def _save_is_due(self) -> bool:
         every = self.settings.save_every
@@ -249,7 +253,7 @@ class Loop:
         if self._audit is not None and self._audit.looked:
             self._audit.verdict()  # of a run of one or two steps
         ended = self.done or self._decaying
-        if ended and self._recent:
+        if ended and self._skipped:
             self._log()  # stopped in between, the window goes on in the next call
         if self._saved_at != self.at:
             self._save()  # before an evaluation that may fail, or be killed
@@ -275,7 +279,9 @@ class Loop:
         if self.at < AUDITED:
             self._audit = GradientAudit(self.step.model, self.step.optimizer, self.settings.unused)
             self.step.on_grads = self._audit
-        self.p.progress.note(self._forecast(seconds))
+        left = None if self.p.total_steps is None else self.p.total_steps - self.at
+        told = forecast(seconds, left, self.p.limits, self.p.supply, self.step.device)
+        self.p.progress.note(f"{told}; {self.p.schedule.told()}")
 
     def _check(self, batch: Batch, figures: dict[str, float]) -> None:
         """The workload's own assertions; they see the model as it is before the first step."""
@@ -288,27 +294,11 @@ class Loop:
         if problems:
             raise UsageError("The workload's checks failed before the first step:", problems=problems)
 
-    def _forecast(self, step_s: float) -> str:
-        left = None if self.p.total_steps is None else self.p.total_steps - self.at
-        seconds = None if left is None else left * step_s
-        limit = self.p.limits.limit_s
-        if limit is not None and (seconds is None or seconds > limit):
-            seconds, left = limit, min(left or math.inf, int(limit / max(step_s, 1e-9)))  # type: ignore[assignment]
-        ends = None if seconds is None else time.strftime("%H:%M", time.localtime(time.time() + seconds))
-        epochs = None if left is None else left / max(1, self.p.supply.n_batches())
-        used = memory(self.step.device)
-        peak = used.get("peak_allocated_bytes", used.get("rss_bytes"))
-        text = forecast_text(
-            left, epochs, seconds, ends, steps_per_s=1 / max(step_s, 1e-9), memory_bytes=peak,
-            memory_total_bytes=_memory_of(self.step.device),
-        )  # fmt: skip
-        return f"{text}; {self.p.schedule.told()}"
-
     # looking
 
     def _log(self) -> None:
         self.figures = self._meter.read()
-        self._watch_bad()
+        self._skipped.look(self.at, any_bad=bool(self.figures.get("bad")))
         busy, wall = self._busy.read(), self._window.wall()
         values: dict[str, Any] = {"epoch": self.epoch, **self.figures}
         speed = {
@@ -330,27 +320,6 @@ class Loop:
         limit = self.p.limits.limit_s
         by_time = None if limit is None else max(0.0, limit - self.p.limits.elapsed)
         return min((s for s in (by_steps, by_time) if s is not None), default=None)
-
-    def _watch_bad(self) -> None:
-        """Steps whose update was skipped; too many of them end the run, with the first one's keys."""
-        recent, self._recent = self._recent, []
-        if not self.figures.get("bad"):
-            return
-        flags = torch.stack([bad for _, _, bad in recent]).tolist()
-        bad = [(at, batch) for (at, batch, _), flag in zip(recent, flags, strict=True) if flag]
-        self._bad.extend(at for at, _ in bad)
-        while self._bad and self._bad[0] <= self.at - self.settings.bad_window:
-            self._bad.popleft()
-        keys = bad[0][1].keys_of_rows if bad else []
-        told = f"step {bad[0][0]:,}, keys {', '.join(map(repr, keys[:5]))}" if bad else "an earlier step"
-        self.p.progress.note(f"{len(bad)} updates skipped: loss or gradient is no number ({told})")
-        if len(self._bad) > self.settings.max_bad_steps:
-            raise TrainStopped(
-                f"{len(self._bad)} of the last {self.settings.bad_window} updates were skipped, because loss "
-                f"or gradient was no number (max_bad_steps={self.settings.max_bad_steps}). First in this "
-                f"window: {told}{' …' if len(keys) > 5 else ''}. The last checkpoint is whole. Look at these "
-                f"samples; try a smaller rate, clip=1.0, or precision bf16 instead of fp16."
-            )
 
     def _evaluate(self) -> None:
         began = time.monotonic()
@@ -391,7 +360,3 @@ class _Window:
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _memory_of(device: torch.device) -> float | None:
-    return float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None

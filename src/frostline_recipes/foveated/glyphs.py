@@ -22,6 +22,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -81,6 +82,7 @@ class _Set:
     seconds: float
     fps: int
     objects: int
+    scale: float
     splits: tuple[float, ...]
 
     def name(self) -> str:
@@ -89,7 +91,9 @@ class _Set:
         return f"glyphs-{self.n}x{self.seconds:g}s-{self.size}px-seed{self.seed}-{mark}"
 
     def world(self, i: int) -> Script:
-        return script(i, seed=self.seed, size=self.size, seconds=self.seconds, objects=self.objects)
+        return script(
+            i, seed=self.seed, size=self.size, seconds=self.seconds, objects=self.objects, scale=self.scale
+        )
 
     def split(self, i: int) -> str:
         """By index, train first. A split that has a share has at least one clip."""
@@ -116,10 +120,13 @@ class _Set:
             )
         if not 1 <= self.objects <= 8:
             found.append(f"objects is {self.objects}; 1 to 8, more find no room to keep apart")
+        if not 0.5 <= self.scale <= 3:
+            found.append(f"scale is {self.scale:g}; 0.5 to 3")
         return found
 
 
-_VERSION = 1
+_TELL_S = 10.0
+_VERSION = 2
 """To be raised when worlds are drawn or painted differently, so that old sets are not taken for new ones."""
 
 
@@ -132,15 +139,17 @@ def make(
     seconds: float = 24.0,
     fps: int = 4,
     objects: int = 6,
+    scale: float = 1.0,
     splits: Sequence[float] = (0.8, 0.1, 0.1),
     workers: int | None = None,
 ) -> Path:
     """The folder of a set, below `folder`; made now unless it is there. Other arguments make another folder.
 
+    objects, scale: how many glyphs there are, and how large, in their usual size (30 of 256 pixels).
     It holds clips/000000.mp4 … and captions.csv with path, caption, split, and what is true of each clip. It
     is written aside and renamed when it is whole. Whoever asks for the same set meanwhile waits for it.
     """
-    asked = _Set(n, seed, size, float(seconds), fps, objects, tuple(map(float, splits)))
+    asked = _Set(n, seed, size, float(seconds), fps, objects, float(scale), tuple(map(float, splits)))
     if problems := asked.problems():
         raise UsageError("glyphs.make(…) cannot make such clips:", problems=problems)
     place = Path(folder) / asked.name()
@@ -196,7 +205,7 @@ def _row(asked: _Set, i: int) -> dict[str, Any]:
     target = world.glyphs[world.target]
     return {
         "path": _clip(i), "caption": caption(world), "split": asked.split(i), "index": i, "seed": asked.seed,
-        "seconds": asked.seconds, "objects": asked.objects, "target": world.target,
+        "seconds": asked.seconds, "objects": asked.objects, "scale": asked.scale, "target": world.target,
         "colour_s": round(target.colour_s, 4), "kind_s": round(target.kind_s, 4),
         "colour_before": target.before.colour, "kind_before": target.before.kind,
         "colour_after": target.after.colour, "kind_after": target.after.kind,
@@ -224,11 +233,24 @@ def _film(asked: _Set, into: Path, workers: int) -> None:
         ]
         for process in running:
             stack.callback(process.kill)
+        _watch(running, into / "clips", asked.n)
         for process in running:
             _, said = process.communicate()
             if process.returncode:
                 why = (said.strip().splitlines() or [f"status {process.returncode}"])[-1]
                 raise FrostlineError(f"Making clips in {into.parent} failed: {why}. Nothing of it is kept.")
+
+
+def _watch(running: Sequence[subprocess.Popen[str]], clips: Path, n: int) -> None:
+    """Until all have ended, or one has failed; says now and then how far they are."""
+    began = told = time.monotonic()
+    while any(process.poll() is None for process in running) and not any(p.returncode for p in running):
+        time.sleep(0.05)
+        if time.monotonic() - told > _TELL_S:
+            told = time.monotonic()
+            made = max(1, sum(1 for _ in clips.iterdir()))
+            left = (told - began) / made * (n - made)
+            log.warning("%s of %s clips made, about %.0f s left", f"{made:,}", f"{n:,}", left)
 
 
 def _share(task: str) -> None:

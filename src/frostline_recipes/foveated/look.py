@@ -206,8 +206,9 @@ def truth(path: str, times: Floats) -> Floats | None:
     if row is None or not {"index", "seed", "seconds", "objects", "target"} <= row.keys():
         return None
     world = glyphs.script(
-        int(row["index"]), seed=int(row["seed"]), seconds=float(row["seconds"]), objects=int(row["objects"])
-    )
+        int(row["index"]), seed=int(row["seed"]), seconds=float(row["seconds"]),
+        objects=int(row["objects"]), scale=float(row.get("scale") or 1),
+    )  # fmt: skip
     return np.array([glyphs.where(world, float(t)) for t in times])
 
 

@@ -52,25 +52,33 @@ def health(one: Pass) -> dict[str, Tensor]:
 
 def evaluate(model: Any, feed: Iterable[Any], *, coarse_only: bool = False) -> dict[str, float]:
     """All figures on held-out clips, with a bootstrap interval of the ratio; says the verdict aloud."""
-    names = ("coarse",) if coarse_only else ("coarse", "fine", *CONTROLS, "autoregressive", "text")
-    by_clip: dict[str, list[Tensor]] = {name: [] for name in names}
-    sums: dict[str, float] = {}
-    clips = 0
-    for batch in feed:
-        found, figures, n = _one(model, batch, coarse_only=coarse_only)
-        for name, values in found.items():
-            by_clip[name].append(values)
-        for name, value in figures.items():
-            sums[name] = sums.get(name, 0.0) + n * float(value)
-        clips += n
-    each = {name: torch.cat(values).double().cpu().numpy() for name, values in by_clip.items() if values}
-    told = {f"loss_{name}": float(values.mean()) for name, values in each.items()}
-    told |= {name: value / max(1, clips) for name, value in sums.items()}
+    each, told = by_clip(model, feed, coarse_only=coarse_only)
+    told |= {f"loss_{name}": float(values.mean()) for name, values in each.items()}
+    told["clips"] = float(len(each["coarse"]))
     told["loss"] = told["loss_coarse" if coarse_only else "loss_fine"]
     if not coarse_only:
         told |= _compared(each)
         say(told)
     return told
+
+
+@torch.no_grad()
+def by_clip(
+    model: Any, feed: Iterable[Any], *, coarse_only: bool = False
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Losses of every clip by what was looked with, in the feed's order; and the health of the queries."""
+    losses_of: dict[str, list[Tensor]] = {}
+    sums: dict[str, float] = {}
+    clips = 0
+    for batch in feed:
+        found, figures, n = _one(model, batch, coarse_only=coarse_only)
+        for name, values in found.items():
+            losses_of.setdefault(name, []).append(values)
+        for name, value in figures.items():
+            sums[name] = sums.get(name, 0.0) + n * float(value)
+        clips += n
+    each = {name: torch.cat(values).double().cpu().numpy() for name, values in losses_of.items()}
+    return each, {name: value / max(1, clips) for name, value in sums.items()}
 
 
 def _one(model: Any, batch: Any, *, coarse_only: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
@@ -145,6 +153,8 @@ def alarms(figures: Mapping[str, float]) -> list[str]:
 def say(figures: Mapping[str, float]) -> None:
     """The verdict and the alarms, where a person sees them."""
     told = verdict(figures["ratio"], figures["ratio_low"], figures["ratio_high"])
+    if figures.get("clips") == 1:
+        told = f"not shown: ratio {figures['ratio']:.3f} of one clip, and of one there is no interval"
     controls = ", ".join(f"{name} queries {figures[f'ratio_{name}']:.3f}" for name in CONTROLS)
     log.warning("foveated: %s. Controls: %s.", told, controls)
     for alarm in alarms(figures):

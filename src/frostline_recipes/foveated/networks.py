@@ -1,9 +1,9 @@
 """The networks by name: a vision encoder, an autoencoder, a language model with its tokenizer.
 
-"small" is what comes with frostline and needs no download: an encoder of DINOv2's architecture that was
-trained on pictures like those of the embedded set (`pretrain.py`), a language model of SmolLM2's architecture
-and an autoencoder of Stable Diffusion's, both with random weights of a seed. Every other name is a short one
-below, a folder made by `save_pretrained`, or a name on the hub.
+"small" is what comes with frostline and needs no download, and "tiny" is smaller, for two cores: encoders of
+DINOv2's architecture that were trained on pictures like those of the embedded set (`pretrain.py`), language
+models of SmolLM2's architecture and an autoencoder of Stable Diffusion's, with random weights of a seed.
+Every other name is a short one below, a folder made by `save_pretrained`, or a name on the hub.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from torch import nn
 
 from frostline import stages
 from frostline.errors import UsageError
+from frostline_recipes.foveated import names
 
 SMALL = Path(__file__).parent / "small"
 ENCODERS = {
     "small": str(SMALL / "encoder"),
+    "tiny": str(SMALL / "encoder-tiny"),
     "dinov2-s14": "facebook/dinov2-small",
     "dinov3-s16": "facebook/dinov3-vits16-pretrain-lvd1689m",
 }
@@ -37,6 +39,8 @@ SMALL_LLM = {
     "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 384, "max_position_embeddings": 512, "tie_word_embeddings": True,
 }  # fmt: skip
+TINY_LLM = {**SMALL_LLM, "hidden_size": 96, "num_hidden_layers": 2, "intermediate_size": 288}
+OWN_LLMS = {"small": SMALL_LLM, "tiny": TINY_LLM}
 SEEDED = {
     "seeded-dinov2": {
         "model_type": "dinov2", "image_size": 256, "patch_size": 16, "hidden_size": 96,
@@ -72,6 +76,16 @@ class Vision:
         return self.prefix + self.grid[0] * self.grid[1]
 
 
+def find(*, encoder: str, llm: str, vae: str, size: int) -> Vision:
+    """Names that lead nowhere show here, before clips are looked for; no weights are loaded yet."""
+    known = {"encoder": [*ENCODERS, *SEEDED], "llm": [*OWN_LLMS, *LLMS], "vae": ["small", *VAES]}
+    names.refuse_unknown(known, {"encoder": encoder, "llm": llm, "vae": vae})
+    found = vision(encoder, size)
+    if llm not in OWN_LLMS:
+        names.configuration("llm", llm, LLMS.get(llm, llm))
+    return found
+
+
 def vision(name: str, size: int) -> Vision:
     """The encoder's shape for pictures of `size` pixels, from its configuration; a wrong name shows here."""
     config = _config(name)
@@ -104,17 +118,17 @@ def autoencoder(name: str) -> Any:
 
 def tokenizer_of(llm: str) -> str:
     """Where the tokenizer of a language model lies."""
-    return str(SMALL / "tokenizer") if llm == "small" else LLMS.get(llm, llm)
+    return str(SMALL / "tokenizer") if llm in OWN_LLMS else LLMS.get(llm, llm)
 
 
 def language_model(name: str, *, seed: int = 0) -> Any:
-    """A causal language model of transformers; "small" has random weights of `seed`."""
+    """A causal language model of transformers; "small" and "tiny" have random weights of `seed`."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    if name == "small":
+    if name in OWN_LLMS:
         tokens = AutoTokenizer.from_pretrained(tokenizer_of(name))
         config = LlamaConfig(
-            **SMALL_LLM, vocab_size=len(tokens), bos_token_id=tokens.bos_token_id,
+            **OWN_LLMS[name], vocab_size=len(tokens), bos_token_id=tokens.bos_token_id,
             eos_token_id=tokens.eos_token_id, pad_token_id=tokens.pad_token_id,
         )  # fmt: skip
         with torch.random.fork_rng(devices=[]):
@@ -125,11 +139,7 @@ def language_model(name: str, *, seed: int = 0) -> Any:
             LLMS.get(name, name), trust_remote_code=False, use_safetensors=True, dtype=torch.float32
         )
     except (OSError, ValueError) as e:
-        first = (str(e).strip().splitlines() or [""])[0]
-        raise UsageError(
-            f"Cannot load llm={name!r} ({first}). Known are 'small' (comes with frostline) and "
-            f"{', '.join(map(repr, LLMS))}; or give a folder made by save_pretrained, or a name on the hub."
-        ) from e
+        raise names.not_found("llm", name, LLMS.get(name, name), e) from e
 
 
 def preprocess(size: int) -> nn.Module:
@@ -141,17 +151,4 @@ def preprocess(size: int) -> nn.Module:
 def _config(name: str) -> Mapping[str, Any]:
     if name in SEEDED:
         return SEEDED[name]
-    from transformers import AutoConfig
-
-    known = [*ENCODERS, *SEEDED]
-    try:
-        found: Mapping[str, Any] = AutoConfig.from_pretrained(
-            ENCODERS.get(name, name), trust_remote_code=False
-        ).to_dict()
-    except (OSError, ValueError) as e:
-        first = (str(e).strip().splitlines() or [""])[0]
-        raise UsageError(
-            f"Cannot find encoder={name!r} ({first}). Known are {', '.join(map(repr, known))}; or give a "
-            "folder made by save_pretrained, or a name on the hub."
-        ) from e
-    return found
+    return names.configuration("encoder", name, ENCODERS.get(name, name))

@@ -36,11 +36,13 @@ _FINE, _STEPS = 8, 4
 """Masks are drawn `_FINE` times larger, and kept for `_STEPS` places within a pixel in each direction."""
 
 
-def stamp(canvas: Pixels, kind: str, colour: tuple[int, int, int], x: float, y: float) -> None:
-    """Lays a glyph over the picture with its centre at (x, y) in pixels."""
+def stamp(
+    canvas: Pixels, kind: str, colour: tuple[int, int, int], x: float, y: float, scale: float = 1.0
+) -> None:
+    """Lays a glyph over the picture with its centre at (x, y) in pixels, `scale` times its usual size."""
     size = canvas.shape[1]
     left, top = round(x * _STEPS), round(y * _STEPS)
-    mask = _mask(kind, size, left % _STEPS, top % _STEPS)
+    mask = _mask(kind, size, left % _STEPS, top % _STEPS, scale)
     half = mask.shape[0] // 2
     x0, y0 = left // _STEPS - half, top // _STEPS - half
     cut_x, cut_y = max(0, -x0), max(0, -y0)
@@ -51,14 +53,14 @@ def stamp(canvas: Pixels, kind: str, colour: tuple[int, int, int], x: float, y: 
 
 
 @lru_cache(maxsize=512)
-def _mask(kind: str, size: int, dx: int, dy: int) -> Floats:
+def _mask(kind: str, size: int, dx: int, dy: int, scale: float) -> Floats:
     """[k, k] how much of each pixel the glyph covers; its centre is (dx, dy) steps off the middle."""
-    width = (BRACKET if kind == "bracket" else GLYPH) * size
+    width = (BRACKET if kind == "bracket" else GLYPH) * size * scale
     half = math.ceil(width / 2) + 2
     side = 2 * half
     image = Image.new("L", (side * _FINE, side * _FINE))
     middle_x, middle_y = (half + dx / _STEPS) * _FINE, (half + dy / _STEPS) * _FINE
-    _draw(ImageDraw.Draw(image), kind, middle_x, middle_y, width / 2 * _FINE, STROKE * size * _FINE)
+    _draw(ImageDraw.Draw(image), kind, middle_x, middle_y, width / 2 * _FINE, STROKE * size * scale * _FINE)
     return np.asarray(image.reduce(_FINE), np.float32) / np.float32(255)
 
 

@@ -138,5 +138,6 @@ def reconstruct_loss(head: nn.Module, latents: Tensor, hidden: Tensor) -> Tensor
     if latents.shape[1] < 2:
         raise UsageError(f"Latents {list(latents.shape)} have no next frame to predict; give 2 or more.")
     before, after = latents[:, :-1], latents[:, 1:]
-    told: Tensor = head(before.flatten(0, 1), hidden[:, :-1].flatten(0, 1))
+    kept = before.to(next(head.parameters()).dtype)  # they may be stored in half precision
+    told: Tensor = head(kept.flatten(0, 1), hidden[:, :-1].flatten(0, 1))
     return (told.float().view_as(after) - after.float()).square().flatten(1).mean(1)

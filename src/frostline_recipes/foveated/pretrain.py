@@ -1,6 +1,6 @@
 """How the small networks that come with the recipe were made; nobody needs to run this again.
 
-    python -m frostline_recipes.foveated.pretrain --out small
+    python -m frostline_recipes.foveated.pretrain --out small               both encoders, the tokenizer
 
 The encoder has DINOv2's architecture and learns to say of every patch which kind of glyph is there, of which
 colour, and whether it wears the bracket: what a general encoder knows of the world, for a world of glyphs. It
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,61 +22,83 @@ import torch
 from torch import Tensor, nn
 
 from frostline_recipes.foveated import painting, worlds
-from frostline_recipes.foveated.networks import MEAN, SEEDED, STD
+from frostline_recipes.foveated.networks import MEAN, STD
 
 SEED = 1_000_003
 """Of the worlds that the encoder learns from; the embedded set's default is 0."""
-SIZE, PATCH = 256, 16
 COLOURS = list(painting.COLOURS)
 
 
-class Frames(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """Frame i is world i // 4 at a moment of its own; labels [3, patches]: kind, colour and bracket."""
+@dataclass(frozen=True)
+class Kind:
+    """An encoder that comes with the recipe, and the worlds that it is for."""
 
-    def __init__(self, n: int) -> None:
-        self.n = n
+    name: str
+    size: int
+    patch: int
+    width: int
+    layers: int
+    heads: int
+    objects: int
+    scale: float
+
+
+KINDS = {
+    "small": Kind("encoder", 256, 16, 96, 4, 3, 6, 1.0),
+    "tiny": Kind("encoder-tiny", 64, 8, 64, 3, 2, 3, 1.8),
+}
+
+
+class Frames(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """Frame i is world i // 16 at a moment of its own; labels [3, patches]: kind, colour and bracket."""
+
+    def __init__(self, kind: Kind, n: int) -> None:
+        self.kind, self.n = kind, n
 
     def __len__(self) -> int:
         return self.n
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        world = _world(i // 4)  # drawing one takes as long as painting it thirty times
+        world = _world(self.kind, i // 16)  # drawing one takes as long as painting it thirty times
         rng = np.random.default_rng([SEED, i])
         share = rng.uniform(0, worlds.CUE) if rng.random() < 0.4 else rng.uniform(0, 1)
         t = float(share * world.seconds)
-        return torch.from_numpy(worlds.frame(world, t)), torch.from_numpy(labels(world, t))
+        return torch.from_numpy(worlds.frame(world, t)), torch.from_numpy(labels(self.kind, world, t))
 
 
-@lru_cache(maxsize=4)
-def _world(i: int) -> worlds.Script:
-    return worlds.script(i, seed=SEED, size=SIZE)
+@lru_cache(maxsize=2)
+def _world(kind: Kind, i: int) -> worlds.Script:
+    return worlds.script(i, seed=SEED, size=kind.size, objects=kind.objects, scale=kind.scale)
 
 
-def labels(world: worlds.Script, t: float) -> Any:
+def labels(kind: Kind, world: worlds.Script, t: float) -> Any:
     """[3, patches]: kind and colour of the glyph whose centre is near a patch (0: none), and the bracket."""
-    side = SIZE // PATCH
+    side = kind.size // kind.patch
     middles = (np.arange(side) + 0.5) / side
     x, y = np.meshgrid(middles, middles)
     found = np.zeros((3, side, side), np.int64)
     for k, (glyph, (gx, gy)) in enumerate(zip(world.glyphs, worlds.places(world, t), strict=True)):
         look, distance = glyph.look(t), np.maximum(abs(x - gx), abs(y - gy))
-        near = distance < 0.55 * painting.GLYPH
+        near = distance < 0.55 * painting.GLYPH * kind.scale
         found[0][near], found[1][near] = 1 + painting.KINDS.index(look.kind), 1 + COLOURS.index(look.colour)
         if k == world.target and worlds.cued(world, t):
-            found[2][distance < 0.55 * painting.BRACKET] = 1
+            found[2][distance < 0.55 * painting.BRACKET * kind.scale] = 1
     return found.reshape(3, -1)
 
 
 class Labelled(nn.Module):
     """The encoder with a linear head on every patch."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind) -> None:
         super().__init__()
         from transformers import Dinov2Config, Dinov2Model
 
-        config = {k: v for k, v in SEEDED["seeded-dinov2"].items() if k != "model_type"}
-        self.encoder = Dinov2Model(Dinov2Config(**config, layerscale_value=0.1))
-        self.head = nn.Linear(config["hidden_size"], 7 + 7 + 2)  # type: ignore[call-overload]
+        config = Dinov2Config(
+            image_size=kind.size, patch_size=kind.patch, hidden_size=kind.width, layerscale_value=0.1,
+            num_hidden_layers=kind.layers, num_attention_heads=kind.heads, mlp_ratio=4,
+        )  # fmt: skip
+        self.encoder = Dinov2Model(config)
+        self.head = nn.Linear(kind.width, 7 + 7 + 2)
 
     def forward(self, frames: Tensor) -> tuple[Tensor, ...]:
         mean, std = (torch.tensor(v, device=frames.device).view(3, 1, 1) for v in (MEAN, STD))
@@ -84,12 +107,14 @@ class Labelled(nn.Module):
         return found
 
 
-def train_encoder(out: Path, *, steps: int, batch: int, workers: int, device: str) -> dict[str, float]:
+def train_encoder(
+    kind: Kind, out: Path, *, steps: int, batch: int, workers: int, device: str
+) -> dict[str, float]:
     torch.manual_seed(0)
-    model = Labelled().to(device).train()
+    model = Labelled(kind).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3, weight_decay=0.02)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
-    loader = torch.utils.data.DataLoader(Frames(steps * batch), batch, num_workers=workers)
+    loader = torch.utils.data.DataLoader(Frames(kind, steps * batch), batch, num_workers=workers)
     began, shares = time.perf_counter(), {}
     for step, (frames, truth) in enumerate(loader):
         frames, truth = frames.to(device), truth.to(device)
@@ -108,7 +133,7 @@ def train_encoder(out: Path, *, steps: int, batch: int, workers: int, device: st
                 f"step {step + 1} of {steps}: loss {float(loss.detach()):.3f}, {figures}; {left:.0f} s left",
                 flush=True,
             )
-    model.encoder.to("cpu").eval().save_pretrained(out / "encoder")
+    model.encoder.to("cpu").eval().save_pretrained(out / kind.name)
     return shares
 
 
@@ -149,6 +174,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", choices=KINDS)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--workers", type=int, default=12)
@@ -156,7 +182,10 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     make_tokenizer(given.out)
-    train_encoder(given.out, steps=given.steps, batch=given.batch, workers=given.workers, device=given.device)
+    how = {"steps": given.steps, "batch": given.batch, "workers": given.workers, "device": given.device}
+    for name, kind in KINDS.items():
+        if given.only in (None, name):
+            train_encoder(kind, given.out, **how)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def sheet(
 
 def png(picture: Any) -> bytes:
     out = BytesIO()
-    picture.save(out, "PNG", optimize=True)
+    picture.save(out, "PNG", compress_level=4)  # optimize=True: 5 % smaller, and fourteen times slower
     return out.getvalue()
 
 

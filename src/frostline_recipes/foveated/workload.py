@@ -7,8 +7,10 @@ frostline train foveated videos=clips/ captions=captions.csv encoder=dinov2-s14 
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +43,9 @@ def workload(
     limit: int | None = None,
     n_clips: int = 2000,
     objects: int = 6,
+    glyph_scale: float = 1.0,
+    clip_size: int = 256,
+    clip_fps: int = 4,
     encoder: str = "small",
     llm: str = "small",
     vae: str = "small",
@@ -65,7 +70,9 @@ def workload(
     videos:          a folder, a pattern or a list of clips; "glyphs": the embedded set, made when needed.
     captions:        a list with them, where `videos` has none.
     num_frames:      frames a clip that the model sees, out of `stored_frames` spread over the whole clip.
-    limit:           at most so many clips.  n_clips, objects: of the embedded set.
+    limit:           at most so many clips.
+    n_clips:         of the embedded set; they show `objects` glyphs, glyph_scale times their usual size, in
+                     clip_size pixels at clip_fps frames a second.
     encoder:         small, dinov2-s14, dinov3-s16, a folder, or a name on the hub. Likewise llm and vae.
     attention:       shallow, over stored features; deep, through all layers of the encoder, from frames.
     train_encoder:   the encoder learns too: frames are stored, not features.
@@ -74,11 +81,20 @@ def workload(
     grad_accum:      batches of batch_size that make one update.
     learning_rate:   default: 1e-3 for the small language model, 1e-4 for a trained one.
     """
-    _refuse(num_frames, stored_frames, fine_iterations, grad_accum, batch_size, objects)
-    vision = networks.vision(encoder, frame_size)  # wrong names show before anything is made
+    _refuse(
+        1 if objective == "caption" else 2,
+        num_frames,
+        stored_frames,
+        fine_iterations,
+        grad_accum,
+        batch_size,
+        objects,
+    )
+    vision = networks.find(encoder=encoder, llm=llm, vae=vae, size=frame_size)
     told = objective != "reconstruct"
     tokens = stages.Tokenizer(networks.tokenizer_of(llm), max_length=max_tokens) if told else None
-    source = clips(videos, captions, min_s, max_s, limit, told, n_clips, objects)
+    made = {"n": n_clips, "objects": objects, "scale": glyph_scale, "size": clip_size, "fps": clip_fps}
+    source = clips(videos, captions, min_s, max_s, limit, told, made)
     stored = attention == "shallow" and not train_encoder
     steps: list[Any] = [
         fl.Stage(
@@ -107,24 +123,46 @@ def workload(
         )
     seen = ["features" if stored else "frames", "times", *(["latents"] if objective != "caption" else [])]
     steps.append(fl.Pick(seen, num_frames, eval="spread"))
+    return assembled(
+        fl.Pipeline(source, *steps, outputs=[*seen, *(["tokens"] if told else [])]), vision, llm,
+        splits="split" if "split" in source.fields else SPLITS, attention=attention,
+        train_encoder=train_encoder, fine_iterations=fine_iterations, lambda_coarse=lambda_coarse,
+        objective=objective, batch_size=batch_size, grad_accum=grad_accum, learning_rate=learning_rate,
+        warmup_steps=warmup_steps, precision=precision, max_tokens=max_tokens, eval_every=eval_every,
+        seed=seed,
+    )  # fmt: skip
+
+
+SPLITS = {"train": 0.8, "val": 0.1, "test": 0.1}
+"""Where nobody says which clip is of which split."""
+
+
+def assembled(
+    pipeline: fl.Pipeline, vision: Vision, llm: str, *, splits: Any, fine_iterations: int,
+    lambda_coarse: float, objective: Objective, batch_size: int, grad_accum: int, learning_rate: float | None,
+    warmup_steps: int, precision: str, max_tokens: int, eval_every: int | None, seed: int,
+    attention: str = "shallow", train_encoder: bool = False,
+) -> fl.Workload:  # fmt: skip
+    """The model, its loss and its training, on whatever makes the batches."""
+    told, own = objective != "reconstruct", llm in networks.OWN_LLMS
     return fl.Workload(
-        fl.Pipeline(source, *steps, outputs=[*seen, *(["tokens"] if told else [])]),
+        pipeline,
         model=fl.lazy(
             build, vision, llm, attention=attention, train_encoder=train_encoder, seed=seed,
             fine_iterations=fine_iterations, objective=objective, caption_length=max_tokens if told else None,
         ),
         loss=functools.partial(metrics.loss, lambda_coarse=lambda_coarse, coarse_only=fine_iterations == 0),
-        optimizer=functools.partial(adamw, rate=learning_rate or (1e-3 if llm == "small" else 1e-4)),
+        optimizer=functools.partial(adamw, rate=learning_rate or (1e-3 if own else 1e-4)),
         evaluate=functools.partial(metrics.evaluate, coarse_only=fine_iterations == 0),
         metric=fl.Metric("loss", better="lower", margin=0.01),
-        splits="split" if "split" in source.fields else {"train": 0.8, "val": 0.1, "test": 0.1},
+        splits=splits,
         batch_size=batch_size * grad_accum,
         training={
             "precision": precision, "clip": 1.0, "seed": seed, "warmup_steps": warmup_steps,
             "microbatch": batch_size if grad_accum > 1 else None, "eval_every": eval_every,
             "unused": (*(() if fine_iterations else ("ask.*", "first")), *(() if told else _WORDS)),
         },
-        checks=[caption_loss_starts_near_uniform] if told and llm == "small" else [],
+        checks=[caption_loss_starts_near_uniform] if told and own else [],
     )  # fmt: skip
 
 
@@ -134,11 +172,11 @@ _WORDS = ("llm.lm_head.*", "llm.model.embed_tokens.*")
 
 def clips(
     videos: str, captions: str | None, min_s: float, max_s: float, limit: int | None, need_captions: bool,
-    n_clips: int, objects: int,
+    made: Mapping[str, Any],
 ) -> fl.Source:  # fmt: skip
     """The source; the embedded set is made first where that is asked for."""
     if videos == EMBEDDED and not Path(EMBEDDED).exists():
-        videos = str(glyphs.make(embedded_folder(), n=n_clips, objects=objects))
+        videos = str(glyphs.make(embedded_folder(), **made))
     return data.clips(
         videos, captions=captions, min_s=min_s, max_s=max_s, limit=limit, need_captions=need_captions
     )
@@ -216,18 +254,29 @@ def load(checkpoint: str) -> tuple[nn.Module, fl.Workload]:
             "not known how it was trained. Give a run's folder, as runs/foveated/…, or a checkpoint in one."
         )
     parameters = json.loads(found.read_text())["config"]["parameters"]
+    other = [name for name in parameters if name not in inspect.signature(workload).parameters]
+    if other:
+        raise UsageError(
+            f"checkpoint={checkpoint!r} was trained with {', '.join(other)}, which foveated has not: by "
+            "another recipe, or another version of this one."
+        )
     trained = workload(**parameters)
     return restored(trained, checkpoint), trained
 
 
 def _refuse(
-    num_frames: int, stored_frames: int, fine_iterations: int, grad_accum: int, batch_size: int, objects: int
+    least: int,
+    num_frames: int,
+    stored_frames: int,
+    fine_iterations: int,
+    grad_accum: int,
+    batch_size: int,
+    objects: int,
 ) -> None:
     problems = []
-    if not 2 <= num_frames <= stored_frames:
-        problems.append(
-            f"num_frames is {num_frames} and stored_frames {stored_frames}; 2 ≤ num_frames ≤ stored_frames"
-        )
+    if not least <= num_frames <= stored_frames:
+        told = f"num_frames is {num_frames} and stored_frames {stored_frames}"
+        problems.append(f"{told}; {least} ≤ num_frames ≤ stored_frames")
     if fine_iterations < 0:
         problems.append(f"fine_iterations is {fine_iterations}; at least 0 (0: the coarse pass alone)")
     for name, value in (("grad_accum", grad_accum), ("batch_size", batch_size), ("objects", objects)):

@@ -67,7 +67,7 @@ class Script:
     >>> frame(world, 0.0).shape, len(world.glyphs)
     ((3, 64, 64), 6)
     >>> caption(world)
-    'a cyan triangle turns pink and then becomes a square'
+    'a cyan square turns red and then becomes a triangle'
     """
 
     index: int
@@ -77,12 +77,22 @@ class Script:
     glyphs: tuple[Glyph, ...]
     target: int
     background: int
+    scale: float = 1.0
+    """How large glyphs are, in their usual size."""
 
 
-def script(index: int, *, seed: int = 0, size: int = 256, seconds: float = 24.0, objects: int = 6) -> Script:
+def script(
+    index: int,
+    *,
+    seed: int = 0,
+    size: int = 256,
+    seconds: float = 24.0,
+    objects: int = 6,
+    scale: float = 1.0,
+) -> Script:
     """World `index` of a set. `size` only sets how it is painted: the same world comes in every size."""
     draw = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, index])))
-    arcs = _arcs(draw, objects)
+    arcs = _arcs(draw, objects, APART * scale)
     glyphs = []
     for x, y, heading, turn, length in arcs:
         before = Look(str(draw.choice(list(COLOURS))), str(draw.choice(KINDS)))
@@ -92,7 +102,7 @@ def script(index: int, *, seed: int = 0, size: int = 256, seconds: float = 24.0,
         glyphs.append(Glyph(before, after, colour_s, kind_s, (x, y), heading, turn, length))
     # The target is chosen last and by itself: being the target says nothing about place, path or looks.
     target, background = int(draw.integers(objects)), int(draw.integers(2**31))
-    return Script(index, seed, size, seconds, tuple(glyphs), target, background)
+    return Script(index, seed, size, seconds, tuple(glyphs), target, background, scale)
 
 
 def places(world: Script, t_s: float) -> Floats:
@@ -124,26 +134,28 @@ def frame(world: Script, t_s: float) -> Pixels:
     centres = places(world, t_s) * world.size
     for glyph, (x, y) in zip(world.glyphs, centres, strict=True):
         look = glyph.look(t_s)
-        stamp(canvas, look.kind, COLOURS[look.colour], x, y)
+        stamp(canvas, look.kind, COLOURS[look.colour], x, y, world.scale)
     if cued(world, t_s):
-        stamp(canvas, "bracket", (255, 255, 255), *centres[world.target])
+        stamp(canvas, "bracket", (255, 255, 255), *centres[world.target], world.scale)
     return canvas
 
 
 # --- paths --------------------------------------------------------------------------------------------
 
 
-def _arcs(draw: np.random.Generator, objects: int) -> list[tuple[float, float, float, float, float]]:
+def _arcs(
+    draw: np.random.Generator, objects: int, apart: float
+) -> list[tuple[float, float, float, float, float]]:
     """(x, y, heading, turn, length) of every glyph: inside, and always apart if a few tries find that."""
-    least, best = _one_by_one(draw, objects)
+    least, best = _one_by_one(draw, objects, apart)
     for _ in range(_TRIES):
-        if least >= APART:
+        if least >= apart:
             break
-        least, best = max((least, best), _one_by_one(draw, objects), key=lambda tried: tried[0])
+        least, best = max((least, best), _one_by_one(draw, objects, apart), key=lambda tried: tried[0])
     return [tuple(row) for row in best.tolist()]
 
 
-def _one_by_one(draw: np.random.Generator, objects: int) -> tuple[float, Floats]:
+def _one_by_one(draw: np.random.Generator, objects: int, wanted: float) -> tuple[float, Floats]:
     """Each glyph takes the first of many arcs that keeps away from those taken, or else the farthest."""
     taken: list[Floats] = []
     paths: list[Floats] = []
@@ -153,7 +165,7 @@ def _one_by_one(draw: np.random.Generator, objects: int) -> tuple[float, Floats]
         apart = np.full(len(arcs), np.inf)
         for path in paths:
             apart = np.minimum(apart, np.hypot(*(xy - path).transpose(2, 0, 1)).min(1))
-        at = int(np.argmax(np.minimum(apart, APART)))
+        at = int(np.argmax(np.minimum(apart, wanted)))
         least = min(least, float(apart[at]))
         taken.append(arcs[at])
         paths.append(xy[at])

@@ -43,9 +43,12 @@ def many() -> list[glyphs.Script]:
 def test_the_caption_tells_what_is_drawn_at_the_target_before_and_after() -> None:
     for i in range(40):
         world = glyphs.script(i, seed=3)
-        said = glyphs.caption(world).split()  # it turns from a RED DISC into a BLUE STAR
+        said = glyphs.caption(world).split()  # a RED STAR turns BLUE and then becomes a DISC
         target = world.glyphs[world.target]
-        for t, colour, kind in ((0.0, said[4], said[5]), (23.9, said[8], said[9])):
+        between = (target.colour_s + target.kind_s) / 2
+        for t, colour, kind in (
+            (0.0, said[1], said[2]), (between, said[4], said[2]), (23.9, said[4], said[9]),
+        ):  # fmt: skip
             assert target.look(t) == glyphs.Look(colour, kind)
             picture = glyphs.frame(world, t)
             assert colour_at(picture, *glyphs.where(world, t), ring=kind == "ring") == colour
@@ -93,6 +96,18 @@ def test_the_bracket_is_there_in_the_first_sixth_only() -> None:
                 assert np.abs(np.subtract(middle, (x * 256, y * 256))).max() < 1.5
 
 
+def test_larger_glyphs_cover_more_and_keep_farther_apart() -> None:
+    for i in range(5):
+        usual, large = (glyphs.script(i, seed=1, objects=3, scale=scale) for scale in (1.0, 2.0))
+        white = [(glyphs.frame(world, 0.0) > 200).all(0).sum() for world in (usual, large)]
+        # The bracket, twice as wide with twice the stroke; near the border a part of it is cut off.
+        assert 2 < white[1] / white[0] < 5
+        assert (large.size, large.seconds) == (usual.size, usual.seconds)
+        path = np.stack([glyphs.places(large, t) for t in np.linspace(0, 24, 97)])
+        gaps = np.linalg.norm(path[:, :, None] - path[:, None], axis=3) + np.eye(3)
+        assert gaps.min() > 1.9 * glyphs.APART
+
+
 def test_sixteen_frames_over_the_clip_see_the_cue_at_least_twice() -> None:
     world = glyphs.script(0)
     assert 2 <= sum(glyphs.cued(world, t) for t in np.linspace(0, 23.75, 16)) <= 4
@@ -106,7 +121,9 @@ def test_targets_follow_the_same_distribution_as_the_others(many: list[glyphs.Sc
             assert sum((counted[v] - 50) ** 2 / 50 for v in values) < 20.5
     places = Counter(w.target for w in many)
     assert sum((places[k] - 50) ** 2 / 50 for k in range(6)) < 20.5
-    for measure in (lambda g: g.change_s, lambda g: g.length, lambda g: g.start[0], lambda g: g.turn):
+    for measure in (
+        lambda g: g.colour_s, lambda g: g.kind_s, lambda g: g.length, lambda g: g.start[0], lambda g: g.turn,
+    ):  # fmt: skip
         target = np.array([measure(w.glyphs[w.target]) for w in many])
         others = np.array([measure(g) for w in many for k, g in enumerate(w.glyphs) if k != w.target])
         spread = others.std() * np.sqrt(1 / len(target) + 1 / len(others))
@@ -142,9 +159,34 @@ def test_glyphs_stay_inside_apart_and_at_constant_speed() -> None:
         assert ((steps.sum(0) > 0.39) & (steps.sum(0) < 0.91)).all()
         gaps = np.linalg.norm(path[:, :, None] - path[:, None], axis=3) + np.eye(6)
         nearest.append(gaps.min())
-        assert all(0.35 * 24 <= g.change_s <= 0.75 * 24 for g in world.glyphs)
     assert np.mean(np.array(nearest) > 0.98 * glyphs.APART) > 0.9  # where it can be
     assert min(nearest) > glyphs.GLYPH  # never on top of each other
+
+
+def test_a_glyph_changes_its_colour_first_and_its_kind_later_both_after_the_cue(
+    many: list[glyphs.Script],
+) -> None:
+    for glyph in (g for world in many for g in world.glyphs):
+        assert glyphs.CUE * 24 < 0.3 * 24 <= glyph.colour_s <= 0.5 * 24
+        assert 0.6 * 24 <= glyph.kind_s <= 0.8 * 24
+        a, b = glyph.before, glyph.after
+        assert glyph.look(glyph.colour_s - 0.01) == a
+        assert glyph.look(glyph.colour_s) == glyph.look(glyph.kind_s - 0.01) == glyphs.Look(b.colour, a.kind)
+        assert glyph.look(glyph.kind_s) == b
+    # Sixteen frames over the clip see it in each of its three looks.
+    shown = [{many[0].glyphs[k].look(t) for t in np.linspace(0, 23.75, 16)} for k in range(6)]
+    assert [len(looks) for looks in shown] == [3] * 6
+
+
+def test_half_of_a_caption_cannot_be_told_from_the_other_half(many: list[glyphs.Script]) -> None:
+    said = [glyphs.caption(world).split() for world in many]
+    assert len({tuple(words) for words in said}) > 200  # of 900
+    for first, second in ((1, 9), (2, 4)):  # a colour says nothing of a kind, before or after
+        pairs = Counter((words[first], words[second]) for words in said)
+        expected = len(many) / 36
+        # Chi-square, 25 degrees of freedom by the margins, 35 at most: above 66.6 once in 1,000 draws.
+        assert sum((pairs[c, k] - expected) ** 2 / expected for c in {w[first] for w in said}
+                   for k in {w[second] for w in said}) < 66.6  # fmt: skip
 
 
 def test_a_world_is_drawn_from_its_seed_and_index_alone() -> None:
@@ -166,7 +208,13 @@ def test_a_set_holds_clips_and_a_list_that_is_true_of_them(tmp_path: Path) -> No
     for row in rows:
         world = glyphs.script(int(row["index"]), seed=1, size=64, seconds=float(row["seconds"]))
         assert row["caption"] == glyphs.caption(world)
-        assert f"{row['colour_after']} {row['kind_after']}" in row["caption"]
+        before, after = (f"{row[f'colour_{when}']} {row[f'kind_{when}']}" for when in ("before", "after"))
+        assert row["caption"].startswith(f"a {before} turns ")
+        assert [row["caption"].split()[k] for k in (4, 9)] == after.split()
+        target = world.glyphs[int(row["target"])]
+        assert (float(row["colour_s"]), float(row["kind_s"])) == pytest.approx(
+            (target.colour_s, target.kind_s), abs=1e-3
+        )
         pictures = decoded(place / row["path"])
         assert len(pictures) == 12
         assert np.abs(pictures[5].astype(int) - glyphs.frame(world, 5 / 4)).mean() < 6
@@ -189,7 +237,7 @@ def test_a_second_call_does_nothing_and_another_argument_makes_another_folder(tm
 
 
 def test_a_killed_process_leaves_no_half_set_and_the_next_one_makes_it_whole(tmp_path: Path) -> None:
-    arguments = {**SMALL, "n": 6, "seconds": 60.0}
+    arguments = {**SMALL, "n": 6, "seconds": 40.0}
     code = f"from frostline_recipes.foveated import glyphs; glyphs.make({str(tmp_path)!r}, **{arguments!r})"
     making = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
@@ -218,8 +266,8 @@ def test_a_failing_process_is_told_and_nothing_is_kept(
 
 def test_arguments_that_cannot_work_are_refused_all_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as told:
-        glyphs.make(tmp_path, n=0, seed=-1, size=33, seconds=1.0, fps=4, objects=0)
-    assert [p.split()[0] for p in told.value.problems] == ["n", "seed", "size", "1", "objects"]
+        glyphs.make(tmp_path, n=0, seed=-1, size=33, seconds=1.0, fps=4, objects=0, scale=9)
+    assert [p.split()[0] for p in told.value.problems] == ["n", "seed", "size", "1", "objects", "scale"]
     for splits in ((0.5, 0.5), (0.5, 0.1, 0.1), (0.0, 0.5, 0.5), (1.2, -0.1, -0.1)):
         with pytest.raises(UsageError, match="add up to 1"):
             glyphs.make(tmp_path, splits=splits, **SMALL)

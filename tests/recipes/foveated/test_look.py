@@ -359,7 +359,7 @@ def test_a_checkpoint_becomes_a_page_with_grid_and_film(trained: fl.Workload, tm
     text = (tmp_path / "look" / "index.html").read_text()
     tags = _parsed(text)
     assert len(tags.links) == 2 * 3
-    assert "it turns from a " in tags.text
+    assert " and then becomes a " in tags.text
     assert "loss_fine" in tags.text
     again = run(made, out=tmp_path / "look", device="cpu", quiet=True)
     assert (again.made, again.found) == (0, 2)

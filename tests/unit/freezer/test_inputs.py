@@ -149,3 +149,12 @@ def test_a_version_may_be_any_text() -> None:
 def test_texts_of_other_fields_are_not_the_same() -> None:
     assert not same("{}", '{"a":"1"}')
     assert not same('{"a":"1"}', '{"a":"1","b":"2"}')
+
+
+@pytest.mark.parametrize("n", [1, 63, 5000])
+def test_texts_come_in_order_however_many_there_are(n: int) -> None:
+    look = inputs(table(*({"x": i} for i in range(n))), "x")
+    places = [*reversed(range(n))]
+    found = [*look.texts(places)]
+    assert [place for place, _ in found] == places
+    assert [text for _, text in found[:50]] == [look.text(place) for place in places[:50]]

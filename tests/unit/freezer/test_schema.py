@@ -12,7 +12,16 @@ import torch
 import frostline as fl
 from frostline.errors import UsageError
 from frostline.execution import Block
-from frostline.freezer.schema import field_of, fields_of, misfit, unstorable, unstorable_in, with_marks
+from frostline.freezer.schema import (
+    as_one,
+    field_of,
+    fields_of,
+    misfit,
+    unstorable,
+    unstorable_in,
+    with_marks,
+)
+from frostline.store.codecs import to_tensor
 
 KEYS = ["a", "b"]
 RAGGED = [torch.zeros(2, 3), torch.zeros(0, 3)]
@@ -171,3 +180,35 @@ def test_a_type_that_no_field_has_is_told_with_the_other_problems() -> None:
     with pytest.raises(UsageError, match="complex64") as caught:
         fields_of(data, ["x", "y"], ["a"], columns)
     assert len(caught.value.problems) == 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "column"),
+    [
+        (fl.Field((2,), "float32"), [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])]),
+        (fl.Field((), "float64"), [0.1, float("inf")]),
+        (fl.Field((), "int64"), [2**62, -1]),
+        (fl.Field((), "bool"), [True, False]),
+    ],
+)
+def test_values_that_fit_become_one_tensor_of_the_same_rows(spec: fl.Field, column: list[Any]) -> None:
+    whole = as_one(spec, column)
+    assert isinstance(whole, torch.Tensor)
+    assert str(whole.dtype) == f"torch.{spec.dtype}"
+    assert all(torch.equal(whole[i], to_tensor(v, spec, "x", "a")) for i, v in enumerate(column))
+
+
+@pytest.mark.parametrize(
+    ("spec", "column"),
+    [
+        (fl.Field((2,), "float32"), [torch.zeros(2), torch.zeros(3)]),
+        (fl.Field((2,), "float32"), [torch.zeros(2).double()] * 2),
+        (fl.Field((2,), "float32"), [torch.zeros(2), torch.zeros(2).to_sparse()]),
+        (fl.Field((2,), "float32"), [torch.zeros(2), None]),
+        (fl.Field((), "int64"), [1, 2**70]),
+        (fl.Field((), "int64"), [1, True]),
+        (fl.Field((), "float64"), [1.0, 1]),
+    ],
+)
+def test_a_column_with_another_value_stays_as_it_is(spec: fl.Field, column: list[Any]) -> None:
+    assert as_one(spec, column) is column

@@ -8,6 +8,7 @@ import torch
 import frostline as fl
 from frostline.errors import FieldError
 from frostline.store.building import Block, checked, default_rows_per_shard, encode_rows
+from frostline.store.shard import row_checksum
 
 
 def test_what_was_given_may_be_overwritten_afterwards() -> None:
@@ -79,3 +80,31 @@ def test_no_rows_at_all() -> None:
 )
 def test_a_shard_is_about_64_mb(field: fl.Field, rows: int) -> None:
     assert default_rows_per_shard({"x": field}) == rows
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "stored"),
+    [
+        ("str", ["ü", "", "abc"], [b"\xc3\xbc", b"", b"abc"]),
+        ("bytes", [b"\x00\xff", bytearray(b""), b"x"], [b"\x00\xff", b"", b"x"]),
+        ("json", [{"a": [1, None]}, "", 2.5], [b'{"a":[1,null]}', b'""', b"2.5"]),
+    ],
+)
+def test_texts_lie_end_to_end_each_with_its_checksum(dtype: str, values: list[Any], stored: Any) -> None:
+    spec, keys = fl.Field((), dtype), ["a", "b", "c"]
+    rows = encode_rows("t", spec, keys, checked("t", spec, keys, values), sample=4)
+    assert rows.parts["values"].tobytes() == b"".join(stored)
+    assert rows.lengths == [len(row) for row in stored]
+    assert rows.checksums.tolist() == [row_checksum([row]) for row in stored]
+
+
+@pytest.mark.parametrize("shape", [(3,), (), (0,), (2, 3)])
+@pytest.mark.parametrize("codec", ["raw", "int8/token"])
+def test_the_checksum_of_a_row_is_that_of_its_bytes(shape: tuple[int, ...], codec: str) -> None:
+    if codec != "raw" and not shape:
+        return
+    spec, keys = fl.Field(shape, "float32", codec), ["a", "b"]
+    x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+    rows = encode_rows("x", spec, keys, checked("x", spec, keys, x), sample=0)
+    parts = [rows.parts[part.name].reshape(2, -1) for part in spec.parts]
+    assert rows.checksums.tolist() == [row_checksum([part[i].copy() for part in parts]) for i in range(2)]

@@ -90,3 +90,13 @@ def test_the_file_table_finds_what_it_has(shards: set[int], wanted: list[int]) -
     table = FileTable(have, *[np.ones(len(have), np.int64)] * 5)
     places = table.at(np.array(wanted, np.int64))
     assert [int(have[p]) if p >= 0 else None for p in places] == [w if w in shards else None for w in wanted]
+
+
+def test_which_keys_may_be_there_is_said_for_all_at_once(tmp_path: Path, row: Row) -> None:
+    _write(tmp_path / "s", row, KEYS)  # in shards of four: several runs
+    asked = ["new", *KEYS, "\ud800", "other"]
+    told = dict(zip(asked, _latest(tmp_path / "s").may_have(asked), strict=True))
+    assert all(told[key] for key in [*KEYS, "\ud800"])
+    assert not told["new"]
+    assert not told["other"]
+    assert _latest(tmp_path / "s").may_have([]) == []

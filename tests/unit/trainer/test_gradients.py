@@ -10,7 +10,8 @@ from torch import nn
 
 from frostline.batch import Batch
 from frostline.errors import UsageError
-from frostline.step import Alone, Step
+from frostline.ranks import Alone
+from frostline.step import Step
 from frostline.trainer.gradients import GradientAudit
 from frostline.training import Training
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import frostline as fl
-from frostline.trainer import limits, loop, run
+from frostline.trainer import forecast, job, limits, loop, run
 from frostline.trainer.checkpoint import Checkpoints, load
 from frostline.trainer.limits import Limits
 from frostline.trainer.recorder import read_metrics
@@ -81,7 +81,7 @@ def hours(clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cloc
         monotonic=clock.monotonic, perf_counter=clock.monotonic, time=clock.monotonic,
         strftime=lambda *a: "12:00", localtime=lambda *a: None,
     )  # fmt: skip
-    for module in (loop, run):
+    for module in (forecast, job, loop, run):
         monkeypatch.setattr(module, "time", times)
     monkeypatch.chdir(tmp_path)
     return clock

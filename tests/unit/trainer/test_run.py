@@ -99,6 +99,16 @@ def test_a_training_makes_its_store_its_folder_its_metrics_and_gets_better(here:
     assert {"lr", "grad_norm", "bad", "time/samples_per_s", "time/data_wait", "time/rss_bytes"} <= {*lines[0]}
 
 
+def test_the_gradient_norm_of_a_line_is_that_of_its_step(here: Path) -> None:
+    each = train(work(training={"log_every": 1}), steps=13, out="each")
+    some = train(work(training={"log_every": 5}), steps=13, out="some")
+    norms = {line["step"]: line["grad_norm"] for line in read_metrics(each.folder)}
+    lines = read_metrics(some.folder)
+    assert [line["step"] for line in lines] == [5, 10, 13]
+    assert all(line["grad_norm"] == norms[line["step"]] for line in lines)
+    assert equal(each, some)
+
+
 def test_from_a_store_and_live_the_bits_are_the_same(here: Path) -> None:
     assert equal(train(work(), steps=12, out="a"), train(work(), steps=12, out="b", live=True))
     assert not Path("stores/b").exists()

@@ -1,0 +1,199 @@
+"""Does choosing where to look help? The foveated model on the embedded set, with its controls.
+
+    PYTHONPATH=src python3 benchmarks/foveated_gaze.py                      on the GPU
+    .venv/bin/python benchmarks/foveated_gaze.py --small                    2 cores, no GPU
+
+Three seeds, each with a coarse-only model trained alone: the same parameters, steps and clips. All are
+trained side by side (a small model leaves a GPU idle), judged by their best checkpoint on the validation
+clips, and compared on test clips that none of them saw. Also trained: a model that sees one frame of each
+clip. The text prior is what the words at a caption's places are worth by how often they stand there in the
+training clips.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import device_name, goal, print_table, write_results
+
+import frostline as fl
+from frostline.supply import supply
+from frostline.trainer import restored
+from frostline_recipes.foveated import metrics
+from frostline_recipes.foveated.workload import workload
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+LARGE: dict[str, Any] = {
+    "n_clips": 8192, "clip_fps": 2, "precision": "bf16", "encoder_precision": "bf16", "eval_every": 300,
+    "max_tokens": 16,
+}  # fmt: skip
+SMALL: dict[str, Any] = {
+    "n_clips": 1280, "objects": 3, "glyph_scale": 1.8, "clip_size": 64, "clip_fps": 1, "frame_size": 64,
+    "stored_frames": 8, "num_frames": 6, "encoder": "tiny", "llm": "tiny", "batch_size": 32,
+    "max_tokens": 16, "warmup_steps": 100, "learning_rate": 2e-3, "eval_every": 200,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "foveated": {},
+    "coarse only": {"fine_iterations": 0},
+    "one frame": {"fine_iterations": 0, "num_frames": 1},
+}
+
+
+def parameters(small: bool, model: str, seed: int) -> dict[str, Any]:
+    return {**(SMALL if small else LARGE), **MODELS[model], "seed": seed}
+
+
+def train_one(small: bool, model: str, seed: int, steps: int, out: str, store: str) -> None:
+    given = parameters(small, model, seed)
+    began = time.perf_counter()
+    fl.train(
+        workload(**given), steps=steps, out=out, store=store, parameters=given, device=DEVICE,
+        training={"schedule": "linear", "log_every": 50},
+    )  # fmt: skip
+    Path(out, "seconds").write_text(str(time.perf_counter() - began))
+
+
+def losses(run: Path, given: dict[str, Any], store: fl.Store) -> tuple[dict[str, Any], dict[str, float]]:
+    """Of every test clip, by the run's best checkpoint."""
+    work = workload(**given)
+    model = restored(work, run / "checkpoints" / "best", device=DEVICE)
+    feed = supply(
+        work, {"data": store}, split="test", batch_size=work.batch_size or 1, device=DEVICE, train=False
+    )
+    with torch.no_grad():
+        found = metrics.by_clip(model, feed, coarse_only=given.get("fine_iterations") == 0)
+    feed.close()
+    return found
+
+
+def text_prior(given: dict[str, Any]) -> float:
+    """Cross-entropy a token of test captions, told by how often words stand at their places in training."""
+    source = workload(**given).pipelines["data"].source
+    captions: dict[str, list[list[str]]] = {"train": [], "val": [], "test": []}
+    for i in range(len(source)):
+        row = source.raw(i)
+        captions[row["split"]].append(row["caption"].split())
+    places = [Counter(words[k] for words in captions["train"]) for k in range(len(captions["train"][0]))]
+    total = 0.0
+    for words in captions["test"]:
+        total -= sum(
+            math.log((places[k][w] + 1) / (places[k].total() + len(places[k]) + 1))
+            for k, w in enumerate(words)
+        )
+    return (
+        total / len(captions["test"]) / (len(places) + 2)
+    )  # the caption's begin and end tokens cost nothing
+
+
+def measure(small: bool, seeds: int, steps: int, folder: Path) -> tuple[list[Any], list[Any]]:
+    base = parameters(small, "foveated", 0)
+    began = time.perf_counter()
+    store = fl.freeze(workload(**base), out=folder / "store", device=DEVICE)
+    froze = time.perf_counter() - began
+    each = range(seeds)
+    jobs = [*(("foveated", s) for s in each), *(("coarse only", s) for s in each), ("one frame", 0)]
+    began = time.perf_counter()
+    train_all(jobs, small, steps, folder)
+    trained = time.perf_counter() - began
+
+    def told(model: str, seed: int) -> tuple[dict[str, Any], dict[str, float]]:
+        return losses(folder / f"{model}-{seed}", parameters(small, model, seed), store)
+
+    rows = [row_of(seed, *told("foveated", seed), told("coarse only", seed)[0]["coarse"]) for seed in each]
+    one = float(told("one frame", 0)[0]["coarse"].mean())
+    fine = statistics.mean(row["loss_fine"] for row in rows)
+    goals = [
+        goal("caption loss, coarse over fine, worst seed", 1.10, min(r["ratio"] for r in rows)),
+        goal("with random queries instead, worst seed", 1.02, max(r["random"] for r in rows), at_most=True),
+        goal("over a coarse-only model trained alone, worst seed", 1.10, min(r["over_alone"] for r in rows)),
+        goal("one frame does not do: its model's loss over fine's", 1.10, one / fine),
+        goal(f"minutes, {len(jobs)} models", 2.0 if small else 15.0, trained / 60, at_most=True),
+    ]
+    rows += [
+        {"seed": "one frame", "loss_coarse": one},
+        {"seed": "text prior", "loss_coarse": text_prior(base)},
+        {"seed": "seconds", "freeze_s": froze, "train_s": trained, "steps": steps},
+    ]
+    return rows, goals
+
+
+def row_of(seed: int, each: dict[str, Any], health: dict[str, float], alone: Any) -> dict[str, Any]:
+    ratio, low, high = metrics.ratio_of(each["coarse"], each["fine"])
+    over, over_low, over_high = metrics.ratio_of(alone, each["fine"])
+    controls = {
+        name: metrics.ratio_of(each["coarse"], each[name])[0]
+        for name in ("random", "shuffled", "autoregressive")
+    }
+    return {
+        "seed": seed, "loss_fine": float(each["fine"].mean()), "loss_coarse": float(each["coarse"].mean()),
+        "ratio": ratio, "low": low, "high": high, **controls,
+        "coarse_alone": float(alone.mean()), "over_alone": over, "over_low": over_low, "over_high": over_high,
+        "entropy": health["entropy"], "correlation": health["correlation"],
+        "verdict": metrics.verdict(ratio, low, high),
+    }  # fmt: skip
+
+
+def train_all(jobs: list[tuple[str, int]], small: bool, steps: int, folder: Path) -> None:
+    """On a GPU side by side; on few cores one after the other."""
+    running = []
+    for model, seed in jobs:
+        given = json.dumps(
+            [small, model, seed, steps, str(folder / f"{model}-{seed}"), str(folder / "store")]
+        )
+        out = (folder / f"{model}-{seed}.log").open("w")
+        running.append(
+            (
+                model,
+                seed,
+                subprocess.Popen([sys.executable, __file__, "--one", given], stdout=out, stderr=out),
+            )
+        )
+        if not CUDA:
+            running[-1][2].wait()
+    for model, seed, process in running:
+        if process.wait():
+            raise SystemExit(f"{model} {seed}: " + (folder / f"{model}-{seed}.log").read_text()[-3000:])
+        print(f"[{time.strftime('%H:%M:%S')}] {model}, seed {seed}: trained", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--small", action="store_true", help="the variant for two cores")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument(
+        "--scratch", type=Path, help="where clips, stores and runs are kept; default: nowhere"
+    )
+    parser.add_argument("--also", type=Path, help="another folder for the result")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        train_one(*json.loads(given.one))
+        return
+    command = " ".join(["benchmarks/foveated_gaze.py", *sys.argv[1:]])
+    steps = given.steps or (1500 if given.small else 3000)
+    with tempfile.TemporaryDirectory() as place:
+        folder = given.scratch or Path(place)
+        rows, goals = measure(given.small, given.seeds, steps, folder)
+    print_table("foveated: where to look", rows)
+    name = "foveated_gaze_small" if given.small else "foveated_gaze"
+    kept = write_results(name, device_name(), rows, goals, command, also=given.also)
+    print(f"kept in benchmarks/results/{kept.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""One training: its parts, made in the order in which they need each other, and what it came to."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from frostline.errors import UsageError
+from frostline.stage import Lazy
+from frostline.step import Step
+from frostline.store import Table
+from frostline.supply import Supply, supply
+from frostline.trainer import checkpoint, moment, state
+from frostline.trainer.budget import Budget
+from frostline.trainer.distributed import Single
+from frostline.trainer.evaluation import HELD_OUT, split_for, splits_of
+from frostline.trainer.folder import CHECKPOINTS, Chosen, describe
+from frostline.trainer.limits import Limits
+from frostline.trainer.loop import Loop, Parts
+from frostline.trainer.progress import TrainProgress
+from frostline.trainer.recorder import Recorder
+from frostline.trainer.schedule import Schedule, changed
+from frostline.training import Training
+from frostline.workload import Workload
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training came to."""
+
+    folder: Path
+    step: int
+    epoch: float
+    figures: dict[str, float]
+    """Of the last log window: loss, gradient norm, …"""
+    evaluation: dict[str, float]
+    best: float | None
+    stopped: str | None
+    """Why it ended before its last step; None: it is done."""
+    model: nn.Module
+
+
+class Job:
+    """One training: its parts, made in the order in which they need each other."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        settings: Training,
+        budget: Budget,
+        device: torch.device,
+        group: Single,
+        progress: TrainProgress,
+        strict: bool,
+    ) -> None:
+        self.workload, self.settings, self.budget = workload, settings, budget
+        self.device, self.group, self.progress, self.strict = device, group, progress, strict
+        self.began = time.monotonic()
+
+    def run(
+        self,
+        folder: Path,
+        chosen: Chosen,
+        stores: Mapping[str, Table] | None,
+        init_from: PathLike | None,
+        sinks: Mapping[str, Any],
+    ) -> TrainResult:
+        batches, held_out = self.supply(stores, self._split()), self._held_out(stores)
+        step = self.step()
+        loaded = checkpoint.load(chosen.checkpoint) if chosen.checkpoint else None
+        if loaded is not None:
+            moment.refuse_foreign(loaded)
+        for note in chosen.notes:
+            self.progress.note(f"not as the run was started: {note}")
+        total = self.budget.total_steps(batches)
+        before = loaded.state["elapsed_s"] if loaded else 0.0
+        spent = time.monotonic() - self.began
+        schedule, chunked = self.budget.schedule(self.settings, total, before=before, spent=spent)
+        recorder = Recorder(folder, **sinks) if self.group.rank == 0 else None
+        kept = checkpoint.Checkpoints(
+            folder / CHECKPOINTS, keep=self.settings.keep, keep_every=self.settings.keep_every
+        )
+        with Limits(self.budget.max_hours, self.progress.note, self.began) as limits:
+            try:
+                loop = Loop(
+                    Parts(
+                        self.workload, step, batches, held_out, schedule, total, limits, kept, recorder,
+                        self.progress, self.group, chunked,
+                    )
+                )  # fmt: skip
+                self._begin(loop, loaded, init_from, schedule)
+                if self.group.rank == 0:
+                    describe(folder, sinks["config"])
+                stopped = loop.run()
+            finally:
+                batches.close()
+                if held_out is not None:
+                    held_out.close()
+                if recorder is not None:
+                    recorder.close(failed=sys.exc_info()[0] is not None)
+        return TrainResult(
+            folder, loop.at, loop.epoch, loop.figures, loop.evaluated, loop.best, stopped, step.model
+        )
+
+    def _begin(
+        self, loop: Loop, loaded: checkpoint.Loaded | None, init_from: PathLike | None, schedule: Schedule
+    ) -> None:
+        if loaded is not None:
+            loop.restore(loaded)
+            self.progress.note(f"going on from {loaded.path}: step {loop.at:,}")
+            old = Schedule(**loaded.state["schedule"])
+            told = changed(old, schedule, loop.at, loaded.state["elapsed_s"])
+            if told and not loop.done and {old.kind, schedule.kind} != {"constant"}:
+                self.progress.note(told)
+            if loop.done:
+                self.progress.note(f"nothing to do: {loop.at:,} steps are trained")
+            return
+        if loop.p.recorder is not None:
+            loop.p.recorder.rewind(0)  # of a call that was killed before its first checkpoint
+        if init_from is not None:
+            taken = state.init_from(loop.step.model, checkpoint.weights(Path(init_from)))
+            self.progress.note(f"weights from {init_from}: {taken.told()}")
+
+    # parts
+
+    def step(self) -> Step:
+        seed = self.settings.seed
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        given = self.workload.model
+        model = given.loader(*given.args, **given.kwargs) if isinstance(given, Lazy) else given
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"The workload's model is {type(model).__name__}; expected an nn.Module.")
+        model = model.to(self.device)
+        optimizer = self.workload.optimizer(model)  # type: ignore[misc]
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                f"optimizer(model) returned {type(optimizer).__name__}; expected a torch optimiser."
+            )
+        if self.group.world > 1:
+            self.group.copy_first([*model.parameters(), *model.buffers()])
+            own = seed + 1_000_003 * self.group.rank
+            random.seed(own)
+            np.random.seed(own % 2**32)
+            torch.manual_seed(own)
+        loss: Any = self.workload.loss
+        return Step(
+            model, loss, optimizer, training=self.settings, device=self.device, ranks=self.group,
+            note=self.progress.note, strict=self.strict,
+        )  # fmt: skip
+
+    def supply(self, stores: Mapping[str, Table] | None, split: str | None, *, train: bool = True) -> Supply:
+        rank, world = (self.group.rank, self.group.world) if train else (0, 1)
+        size: Any = self.workload.batch_size
+        return supply(
+            self.workload, stores, split=split, batch_size=size, device=self.device, seed=self.settings.seed,
+            train=train, rank=rank, world_size=world,
+        )  # fmt: skip
+
+    def _split(self) -> str | None:
+        known = splits_of(self.workload)
+        if known and "train" not in known:
+            raise UsageError(
+                f"The workload's splits are {', '.join(known)}; training needs one called 'train'."
+            )
+        return "train" if known else None
+
+    def _held_out(self, stores: Mapping[str, Table] | None) -> Supply | None:
+        if self.group.rank:
+            return None
+        split = split_for(self.workload, HELD_OUT)
+        if split is None:
+            if self.workload.evaluate is None:
+                return None
+            self.progress.note("no split called 'val': evaluation is on all samples, also those trained on")
+        return self.supply(stores, split, train=False)

@@ -1,0 +1,190 @@
+"""The update: gradients are looked at, clipped and applied, unless one of them is no number.
+
+A step that is bound by Python and launches pays for every line here, so hundreds of parameters are handled
+by single calls, and the norm is worked out where somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from frostline.errors import UsageError
+from frostline.rewind import Buffers
+from frostline.scaling import Scaler
+
+Figures = dict[str, Tensor]
+
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+
+
+class Update:
+    """Called when the gradients are there; afterwards they are gone.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> update = Update(torch.optim.SGD([weight], 1.0))
+    >>> weight.square().sum().div(2).backward()
+    >>> update({"loss": torch.tensor(12.5)}, Buffers(torch.nn.Identity()), norm=True)
+    {'loss': tensor(12.5000), 'grad_norm': tensor(5.), 'bad': tensor(0.)}
+    >>> weight.tolist(), weight.grad
+    ([0.0, 0.0], None)
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip: float | None = None,
+        scaler: Scaler | None = None,
+    ) -> None:
+        self.optimizer, self.clip, self.scaler = optimizer, clip, scaler
+        self.syncs = 0
+        """Times that it waited for the device, to learn whether it may happen."""
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._fused = _fuse(optimizer)
+        self._device = next((p.device for p in self.parameters), torch.device("cpu"))
+        # torch's check has no bfloat16 on CUDA (pytorch issue 127176); norms of other types are looked at
+        usual = all(p.dtype == torch.float32 and p.device == self._device for p in self.parameters)
+        self._at_once = usual and self._device.type in ("cpu", "cuda")
+        self._one = torch.ones((), device=self._device)
+        self._born_in: object = None
+        self._born: tuple[float, ...] = ()
+
+    def __call__(self, figures: Figures, buffers: Buffers, *, norm: bool = False) -> Figures:
+        """norm: add `grad_norm`, the norm before clipping. What is done does not depend on it."""
+        gradients = [gradient for p in self.parameters if (gradient := p.grad) is not None]
+        if not gradients:
+            raise UsageError(_NO_GRADIENT)
+        if self.scaler is not None:
+            self.scaler.unscale(gradients)
+        looked_at = self.clip is not None or not self._at_once
+        size = self._norm(gradients) if norm or looked_at else None
+        if self.clip is not None and size is not None:
+            self._clip(gradients, size, self.clip)
+        bad = self._no_numbers([size] if looked_at and size is not None else gradients, figures["loss"])
+        self._apply(bad, buffers)
+        found = {**figures, "grad_norm": size} if norm and size is not None else {**figures}
+        found["bad"] = bad
+        if self.scaler is not None:
+            found |= _scaled(self.scaler, bad, figures["loss"])
+        self.optimizer.zero_grad(set_to_none=True)
+        return found
+
+    def _norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """The norm of all together; torch's own groups them by device and type first, which takes longer."""
+        if not self._at_once and len({gradient.dtype for gradient in gradients}) > 1:
+            return torch.nn.utils.get_total_norm(gradients)
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([*gradients])))
+        return norm
+
+    def _clip(self, gradients: list[Tensor], norm: Tensor, most: float) -> None:
+        if not self._at_once:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, most, norm)
+            return
+        # what torch does, without its grouping
+        torch._foreach_mul_(gradients, torch.clamp(most / (norm + 1e-6), max=1.0))
+
+    def _no_numbers(self, tensors: list[Tensor], loss: Tensor) -> Tensor:
+        """1.0 where one of them is not finite, else 0.0; on the device.
+
+        With a scale of 1, what a GradScaler looks with leaves every bit as it is.
+        """
+        if not self._at_once:
+            return (~(torch.isfinite(tensors[0]) & torch.isfinite(loss))).float()
+        bad = torch.zeros((), device=self._device)
+        told = loss
+        if loss.dtype != torch.float32 or loss.device != self._device:
+            told = (loss * 0).to(self._device, torch.float32)  # 0, or no number
+        torch._amp_foreach_non_finite_check_and_unscale_([*tensors, told], bad, self._one)
+        return bad
+
+    def _apply(self, bad: Tensor, buffers: Buffers) -> None:
+        """The optimiser's step, unless it is bad; buffers go back as well then."""
+        if self._fused and not self._unborn():
+            self.optimizer.found_inf, self.optimizer.grad_scale = bad, None  # type: ignore[attr-defined]
+            try:
+                self.optimizer.step()
+            finally:
+                del self.optimizer.found_inf, self.optimizer.grad_scale  # type: ignore[attr-defined]
+            buffers.restore(where=bad)
+            return
+        self.syncs += self._device.type != "cpu"
+        if bool(bad):
+            buffers.restore()
+            return
+        if self._fused:
+            _late(self.optimizer)
+        self.optimizer.step()
+
+    def _unborn(self) -> bool:
+        """Whether a step would make momentum out of memory that nobody has written.
+
+        torch's fused SGD takes fresh memory for it and writes there in the first step. Skipped on the device,
+        that step leaves it as it was found, and the next is no longer the first.
+        """
+        if not isinstance(self.optimizer, torch.optim.SGD):
+            return False
+        groups, state = self.optimizer.param_groups, self.optimizer.state
+        now = (len(state), *(group["momentum"] for group in groups))
+        if self._born_in is state and self._born == now:
+            return False
+        without = [
+            p.grad is not None
+            for group in groups
+            for p in group["params"]
+            if group["momentum"] and state.get(p, {}).get("momentum_buffer") is None
+        ]
+        if not without:  # all have theirs, until another state is loaded or momentum begins
+            self._born_in, self._born = state, now
+        return any(without)
+
+
+def _late(optimizer: torch.optim.Optimizer) -> None:
+    """Momentum for parameters whose first gradient comes later than that of others.
+
+    torch's fused SGD makes it for all of a group or for none, and fails in between. Zeros are what its first
+    step would begin with, without dampening.
+    """
+    for group in optimizer.param_groups:
+        if not group.get("momentum") or group.get("dampening"):
+            continue
+        states = [(p, optimizer.state[p]) for p in group["params"] if p.grad is not None]
+        if any(state.get("momentum_buffer") is not None for _, state in states):
+            for parameter, state in states:
+                if state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def _scaled(scaler: Scaler, bad: Tensor, loss: Tensor) -> Figures:
+    """The scaler learns what came of its scale. An overflow is not bad: it is how a scale is found."""
+    scaler.update(bad)
+    overflow = bad * torch.isfinite(loss)
+    usual = overflow * (scaler.scale >= 1)
+    return {"overflow": overflow, "bad": bad - usual, "scale": scaler.scale.clone()}
+
+
+def _fuse(optimizer: torch.optim.Optimizer) -> bool:
+    """Use the fused kernel where the device has one and nobody chose otherwise; whether it is used.
+
+    Only that kernel takes `found_inf`, with which an update is skipped without a look from the CPU.
+    """
+    if type(optimizer) not in _FUSED:
+        return False
+    groups = optimizer.param_groups
+    parameters = [p for group in groups for p in group["params"]]
+    free = all(g.get("fused") is None and g.get("foreach") is None for g in groups)
+    able = all(p.device.type == "cuda" and p.is_floating_point() for p in parameters)
+    if free and able and not any(g.get("differentiable") for g in groups):
+        for group in groups:
+            group["fused"] = True
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    fused = bool(groups) and all(g.get("fused") for g in groups)
+    return fused and parameters[0].device.type == "cuda"
+
+
+_NO_GRADIENT = (
+    "No parameter of the optimiser got a gradient. Does optimizer(model) take model.parameters(), do they "
+    "require gradients, and does the loss depend on them?"
+)

@@ -1,0 +1,133 @@
+"""`foveated` from features that somebody else made: a store that `frostline store import` wrote.
+
+    frostline store import preprocessed/ --out stores/imported
+    frostline train frostline_recipes.foveated.imported:workload store=stores/imported --live --steps 2000
+
+A row has features [S, N, D], latents [S, 4, h, w] and a caption, as the .pt files of document 001 have them
+(`dino_features`, `latents`, `caption`), and no times: the model asks for none. With --live rows are read from
+the imported store itself; without, they are copied once more into the store of the training, which then feeds
+from memory or the device. There are no frames, hence no deep attention, and no pictures of the gaze.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import frostline as fl
+from frostline import stages
+from frostline.errors import UsageError
+from frostline_recipes.foveated import networks
+from frostline_recipes.foveated.model import Objective
+from frostline_recipes.foveated.networks import Vision
+from frostline_recipes.foveated.workload import SPLITS, assembled
+
+
+def workload(
+    *,
+    store: str,
+    features: str = "dino_features",
+    latents: str = "latents",
+    caption: str = "caption",
+    prefix: int = 1,
+    num_frames: int = 16,
+    llm: str = "small",
+    fine_iterations: int = 2,
+    lambda_coarse: float = 1.0,
+    objective: Objective = "caption",
+    batch_size: int = 64,
+    grad_accum: int = 1,
+    learning_rate: float | None = None,
+    warmup_steps: int = 200,
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32",
+    max_tokens: int = 64,
+    eval_every: int | None = None,
+    seed: int = 0,
+) -> fl.Workload:
+    """The foveated model on imported features.
+
+    store:   what `frostline store import` wrote.
+    features, latents, caption: what the fields are called there.
+    prefix:  tokens of a frame before its patches: 1 for a class token, 5 with four registers.
+    num_frames: frames a clip that the model sees, out of those stored.
+
+    The rest is as in `foveated`.
+    """
+    wanted = {"features": features}
+    if objective != "caption":
+        wanted["latents"] = latents
+    if objective != "reconstruct":
+        wanted["caption"] = caption
+    rows = Rows(fl.Store.open(store), wanted)
+    vision = _seen(rows, prefix, num_frames)
+    networks.find(encoder="small", llm=llm, vae="small", size=256)
+    seen, steps = [name for name in wanted if name != "caption"], []
+    if "caption" in wanted:
+        tokens = stages.Tokenizer(networks.tokenizer_of(llm), max_length=max_tokens)
+        steps.append(
+            fl.Stage("tokens", tokens, reads="caption", writes={"tokens": fl.Field((None,), "int64")})
+        )
+    outputs = [*seen, *(name for stage in steps for name in stage.writes)]
+    picked = fl.Pick(seen, num_frames, eval="spread")
+    return assembled(
+        fl.Pipeline(rows.source(), *steps, picked, outputs=outputs), vision, llm, splits=SPLITS,
+        fine_iterations=fine_iterations, lambda_coarse=lambda_coarse, objective=objective,
+        batch_size=batch_size, grad_accum=grad_accum, learning_rate=learning_rate, warmup_steps=warmup_steps,
+        precision=precision, max_tokens=max_tokens, eval_every=eval_every, seed=seed,
+    )  # fmt: skip
+
+
+class Rows:
+    """Rows of a store, under the names that the model reads; keys are told without reading a row."""
+
+    def __init__(self, store: fl.Store, wanted: Mapping[str, str]) -> None:
+        missing = [f"{what}={name!r}" for what, name in wanted.items() if name not in store.fields]
+        if missing:
+            told = ", ".join(f"{name} {list(field.shape)}" for name, field in store.fields.items())
+            raise UsageError(
+                f"{store} has no field for {', '.join(missing)}. It has {told}. Say which of them it is, or "
+                "choose an objective that does not read it."
+            )
+        self.store, self.wanted = store, dict(wanted)
+        self.column_names = ["key", *wanted]
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, i: int | str) -> Any:
+        if isinstance(i, str):
+            return [*self.store.keys]
+        row = self.store.rows([i], [*self.wanted.values()])
+        found = {name: row[field][0] for name, field in self.wanted.items()}
+        return {"key": self.store.keys[i], **found}
+
+    def source(self) -> fl.Source:
+        """Of the store as it is now: another commit is another version."""
+        version = hashlib.sha256(self.store.commit.dump()).hexdigest()
+        return fl.Source.dataset(self, key="key", version=version)
+
+    def shape(self, what: str) -> tuple[int | None, ...]:
+        return tuple(self.store.fields[self.wanted[what]].shape)
+
+
+def _seen(rows: Rows, prefix: int, num_frames: int) -> Vision:
+    """What the features' shape says of the encoder that made them; all that does not fit is told."""
+    shape, problems = rows.shape("features"), []
+    frames, tokens, width = (shape[0] or 0, shape[1] or 0, shape[2] or 0) if len(shape) == 3 else (0, 0, 0)
+    side = math.isqrt(max(0, tokens - prefix))
+    name = rows.wanted["features"]
+    if len(shape) != 3 or side < 1 or prefix + side * side != tokens:
+        problems.append(
+            f"{name} is {list(shape)}; expected [frames, tokens, width], with prefix={prefix} tokens before "
+            "a square of patches: 325 are 1 + 18 x 18"
+        )
+    elif not 1 <= num_frames <= frames:
+        problems.append(f"num_frames is {num_frames}, and {frames} are stored")
+    latents = rows.shape("latents") if "latents" in rows.wanted else (frames, 4, 1, 1)
+    if len(latents) != 4 or latents[:2] != (frames, 4):
+        problems.append(f"{rows.wanted['latents']} is {list(latents)}; expected [{frames}, 4, h, w]")
+    if problems:
+        raise UsageError(f"foveated cannot learn from {rows.store}:", problems=problems)
+    return Vision("imported", width, 1, prefix, side)

@@ -1,0 +1,68 @@
+"""Names of networks, looked at before anything is made: what cannot be one is refused without asking the hub.
+
+Asking it where there is no network takes half a minute of attempts, which a misspelt short name is not worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from frostline.errors import MissingExtra, UsageError
+
+
+def refuse_unknown(known: Mapping[str, Sequence[str]], given: Mapping[str, str]) -> None:
+    """Every name that is no short one, no folder here, and does not look like one on the hub.
+
+    >>> refuse_unknown({"encoder": ["small", "dinov2-s14"]}, {"encoder": "dinov2-s41"})
+    Traceback (most recent call last):
+    ...
+    frostline.errors.UsageError: foveated knows no such network:
+      - encoder='dinov2-s41' is no folder here, and names on the hub are owner/name. Known are 'small', \
+'dinov2-s14'; did you mean 'dinov2-s14'?
+    """
+    problems = [_problem(what, name, known[what]) for what, name in given.items()]
+    if any(problems):
+        raise UsageError("foveated knows no such network:", problems=[p for p in problems if p])
+
+
+def _problem(what: str, name: str, known: Sequence[str]) -> str:
+    if name in known or (name and Path(name).expanduser().is_dir()):
+        return ""
+    near = get_close_matches(name, known, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        return f"{what}={name!r}: there is no such folder{meant}"
+    if "/" in name:
+        return ""
+    listed = f"Known are {', '.join(map(repr, known))}{meant}"
+    return f"{what}={name!r} is no folder here, and names on the hub are owner/name. {listed}"
+
+
+def configuration(what: str, name: str, place: str) -> dict[str, Any]:
+    """The configuration of a network of transformers, from its folder or the hub; no weights are loaded."""
+    try:
+        from transformers import AutoConfig
+    except ImportError as e:
+        raise MissingExtra.needed(f"{what}={name!r}", package="transformers", extra="hf") from e
+    try:
+        found: dict[str, Any] = AutoConfig.from_pretrained(place, trust_remote_code=False).to_dict()
+    except (OSError, ValueError) as e:
+        raise not_found(what, name, place, e) from e
+    return found
+
+
+def not_found(what: str, name: str, place: str, error: Exception) -> UsageError:
+    """Why it could not be loaded, and what to do about it."""
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    called = f"{what}={name!r}" + (f" ({place} on the hub)" if place != name else "")
+    if Path(place).expanduser().is_dir():
+        return UsageError(
+            f"Cannot load {called} from its folder: {first}. Expected a folder made by save_pretrained."
+        )
+    return UsageError(
+        f"Cannot load {called}: {first}. Check the name and the network. Where there is no network, download "
+        f"it elsewhere and give {what}= its folder, or take {what}=small, which comes with frostline."
+    )

@@ -1,0 +1,213 @@
+"""The figures of every run: what they are by hand, what is called what, and when a person is warned."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import frostline as fl
+from frostline_recipes.foveated import metrics
+from frostline_recipes.foveated.gaze import Shallow
+from frostline_recipes.foveated.model import Foveated
+from frostline_recipes.foveated.passes import Pass, losses
+
+transformers = pytest.importorskip("transformers")
+
+
+def a_pass(attention: torch.Tensor, extracted: torch.Tensor) -> Pass:
+    frames = extracted.shape[:2]
+    return Pass(torch.randn(*frames, 8), extracted, attention, torch.zeros(*frames, 4))
+
+
+@pytest.fixture
+def model() -> Foveated:
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        vocab_size=31, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1,
+    )  # fmt: skip
+    gaze = Shallow(8, heads=2, grid=(2, 2), prefix=1)
+    return Foveated(gaze, transformers.LlamaForCausalLM(config), caption_length=4).eval()
+
+
+def batch(clips: int, seed: int = 0) -> fl.Batch:
+    drawn = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 31, (3 * clips,), generator=drawn)
+    fields = {
+        "features": torch.randn(clips, 5, 5, 8, generator=drawn),
+        "tokens": fl.Ragged(tokens, torch.arange(0, 3 * clips + 1, 3)),
+    }
+    return fl.Batch(fields, [f"{seed}-{i}" for i in range(clips)])
+
+
+# health
+
+
+def test_uniform_attention_has_all_of_the_entropy_and_a_single_patch_none() -> None:
+    extracted = torch.randn(2, 3, 8)
+    uniform = torch.full((2, 3, 4, 10), 0.1)
+    assert float(metrics.health(a_pass(uniform, extracted))["entropy"]) == pytest.approx(1, abs=1e-6)
+    one = torch.zeros(2, 3, 4, 10)
+    one[..., 3] = 1
+    assert float(metrics.health(a_pass(one, extracted))["entropy"]) == pytest.approx(0, abs=1e-6)
+    half = torch.zeros(2, 3, 4, 10)
+    half[..., :5] = 0.2
+    expected = math.log(5) / math.log(10)
+    assert float(metrics.health(a_pass(half, extracted))["entropy"]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_correlation_is_that_of_every_pair_of_frames_of_a_clip() -> None:
+    attention = torch.full((2, 4, 1, 3), 1 / 3)
+    same = torch.randn(2, 1, 16).expand(-1, 4, -1)
+    assert float(metrics.health(a_pass(attention, same))["correlation"]) == pytest.approx(1, abs=1e-5)
+    drawn = torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(1))
+    by_hand = [
+        np.corrcoef(drawn[b, i], drawn[b, j])[0, 1] for b in range(2) for i in range(4) for j in range(i)
+    ]
+    told = float(metrics.health(a_pass(attention, drawn))["correlation"])
+    assert told == pytest.approx(np.mean(by_hand), abs=1e-5)
+
+
+def test_a_single_frame_has_no_pairs_and_still_figures() -> None:
+    told = metrics.health(a_pass(torch.full((2, 1, 1, 3), 1 / 3), torch.randn(2, 1, 16)))
+    assert all(math.isfinite(float(value)) for value in told.values())
+
+
+# the ratio and what it is called
+
+
+def test_the_ratio_is_mean_over_mean_and_its_interval_is_that_of_drawing_clips_anew() -> None:
+    rng = np.random.default_rng(4)
+    below = rng.uniform(1, 2, 400)
+    above = 1.2 * below + rng.normal(0, 0.2, 400)
+    ratio, low, high = metrics.ratio_of(above, below)
+    assert ratio == pytest.approx(above.sum() / below.sum())
+    # The delta method: a ratio of means strays by std(a - ratio * b) / (mean(b) * sqrt(n)).
+    strays = np.std(above - ratio * below) / (below.mean() * math.sqrt(400))
+    assert (low, high) == pytest.approx((ratio - 1.96 * strays, ratio + 1.96 * strays), abs=0.2 * strays)
+    assert metrics.ratio_of(above, below) == (ratio, low, high), "the same each time"
+
+
+def test_clips_are_drawn_in_pairs() -> None:
+    """Hard clips are hard for both: drawn one by one, their spread would drown what is the same in all."""
+    below = np.array([0.1, 1.0, 10.0])
+    assert metrics.ratio_of(1.1 * below, below) == pytest.approx((1.1, 1.1, 1.1))
+
+
+@pytest.mark.parametrize(
+    ("figures", "word"),
+    [
+        ((1.30, 1.00, 1.60), "not shown"),  # the interval reaches 1
+        ((0.95, 0.90, 0.99), "not shown"),
+        ((1.04, 1.001, 1.08), "a little better, below the 1.05 aimed at"),
+        ((1.05, 1.03, 1.07), "proof of concept"),
+        ((1.15, 1.10, 1.20), "proof of concept"),
+        ((1.1501, 1.10, 1.20), "very promising"),
+    ],
+)
+def test_what_a_ratio_is_called(figures: tuple[float, float, float], word: str) -> None:
+    ratio, low, high = figures
+    assert metrics.verdict(*figures) == f"{word}: ratio {ratio:.3f} ({low:.3f} to {high:.3f})"
+
+
+def test_alarms_are_raised_at_their_borders_and_not_beside_them() -> None:
+    def found(ratio: float, entropy: float) -> list[str]:
+        return [alarm.split()[1] for alarm in metrics.alarms({"ratio": ratio, "entropy": entropy})]
+
+    assert found(1.2, 0.8) == []
+    assert found(1.0049, 0.8) == found(0.9951, 0.8) == ["ratio"]
+    assert found(1.0051, 0.8) == found(0.9949, 0.8) == []
+    assert found(1.2, 0.991) == ["is"]
+    assert found(1.2, 0.989) == []
+    assert found(1.0, 1.0) == ["ratio", "is"]
+
+
+# in training and evaluation
+
+
+def test_the_loss_that_is_trained_is_that_of_the_passes(model: Foveated) -> None:
+    told = metrics.loss(model, batch(3), lambda_coarse=0.5)
+    passes = model(batch(3))
+    for name, value in losses(passes, 0.5).items():
+        assert torch.equal(told[name], value), name
+    assert torch.equal(told["loss"], passes[-1].loss + 0.5 * passes[0].loss)
+    assert float(told["ratio"]) == pytest.approx(passes[0].loss.item() / passes[-1].loss.item())
+    assert float(told["improvement_pct"]) == pytest.approx(100 * (float(told["ratio"]) - 1), abs=1e-4)
+    assert {"entropy", "correlation", "query_std"} <= told.keys()
+    trained = [name for name, value in told.items() if value.requires_grad]
+    assert sorted(trained) == ["loss", "loss_coarse", "loss_fine"]
+
+
+def test_the_coarse_pass_alone_has_no_ratio(model: Foveated) -> None:
+    told = metrics.loss(model, batch(3), coarse_only=True)
+    assert torch.equal(told["loss"], model(batch(3), mode="coarse")[0].loss)
+    assert "ratio" not in told
+    evaluated = metrics.evaluate(model, [batch(3)], coarse_only=True)
+    assert evaluated["loss"] == evaluated["loss_coarse"] == pytest.approx(told["loss"].item(), abs=1e-6)
+
+
+@torch.no_grad()
+def test_evaluation_is_the_mean_over_clips_however_they_are_put_into_batches(model: Foveated) -> None:
+    whole, other = batch(4), batch(2, seed=1)
+    told = metrics.evaluate(model, [whole, other])
+    each = [*model(whole, mode="evaluate")[-1].loss_B, *model(other, mode="evaluate")[-1].loss_B]
+    assert told["loss"] == told["loss_fine"] == pytest.approx(float(torch.stack(each).mean()), abs=1e-6)
+    assert told["ratio"] == pytest.approx(told["loss_coarse"] / told["loss_fine"])
+    for control in ("random", "shuffled", "coarse", "autoregressive"):
+        assert math.isfinite(told[f"ratio_{control}"])
+    text = [*model(whole, mode="text")[0].loss_B, *model(other, mode="text")[0].loss_B]
+    assert told["loss_text"] == pytest.approx(float(torch.stack(text).mean()), abs=1e-6)
+    assert told["ratio_low"] <= told["ratio"] <= told["ratio_high"]
+
+
+def test_a_clip_alone_in_its_batch_is_evaluated_too(model: Foveated) -> None:
+    told = metrics.evaluate(model, [batch(3), batch(1, seed=1)])
+    assert all(math.isfinite(value) for value in told.values())
+
+
+def test_one_clip_shows_nothing(model: Foveated, caplog: pytest.LogCaptureFixture) -> None:
+    """Its interval has no width: a lucky clip would be called very promising."""
+    with caplog.at_level(logging.WARNING, "frostline"):
+        told = metrics.evaluate(model, [batch(1)])
+    assert all(math.isfinite(value) for value in told.values())
+    assert "not shown" in caplog.text
+    assert "one clip" in caplog.text
+
+
+@pytest.fixture
+def blind(model: Foveated) -> Foveated:
+    """A model that looks everywhere alike, whatever is asked."""
+    with torch.no_grad():
+        for part in (model.gaze.key, model.gaze.where_k):
+            part.weight.zero_()
+    return model
+
+
+def test_a_gaze_that_chooses_nothing_is_said_aloud(blind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "frostline"):
+        told = metrics.evaluate(blind, [batch(4)])
+    assert told["ratio"] == pytest.approx(1, abs=1e-6), "the same is seen in all passes"
+    assert told["entropy"] == pytest.approx(1, abs=1e-6)
+    said = [record.getMessage() for record in caplog.records if record.name == "frostline"]
+    assert any(line.startswith("foveated: not shown: ratio 1.000") for line in said)
+    assert any("the ratio is 1.0000: the fine pass tells nothing" in line for line in said)
+    assert any("attention is uniform (entropy 100.0 % of its most)" in line for line in said)
+
+
+def test_a_gaze_that_helps_raises_no_alarm(model: Foveated, caplog: pytest.LogCaptureFixture) -> None:
+    figures = {
+        "ratio": 1.2, "ratio_low": 1.1, "ratio_high": 1.3, "entropy": 0.7, "ratio_random": 1.0,
+        "ratio_shuffled": 1.01, "ratio_coarse": 1.02,
+    }  # fmt: skip
+    with caplog.at_level(logging.WARNING, "frostline"):
+        metrics.say(figures)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line == (
+        "foveated: very promising: ratio 1.200 (1.100 to 1.300). Controls: random queries 1.000, "
+        "shuffled queries 1.010, coarse queries 1.020."
+    )

@@ -1,0 +1,324 @@
+"""`foveated` from clips to pictures, as a person runs it, on a set so small that it takes seconds."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import frostline as fl
+from frostline.supply import supply
+from frostline_recipes.foveated import glyphs, metrics
+from frostline_recipes.foveated.workload import caption_loss_starts_near_uniform, features
+
+pytest.importorskip("av")
+pytest.importorskip("transformers")
+EVERY_STEP = ("--log-every", "1", "--save-every", "2")
+Shell = Answer = Any  # of conftest.py
+
+
+def built(of: fl.Workload) -> Any:
+    return of.model.loader(*of.model.args, **of.model.kwargs)
+
+
+def batches(of: fl.Workload, store: fl.Store | None, *, split: str = "train", train: bool = True) -> Any:
+    stores = None if store is None else {"data": store}
+    return supply(of, stores, split=split, batch_size=of.batch_size, device="cpu", train=train)
+
+
+@pytest.fixture(scope="module")
+def frozen(shell: Shell) -> Answer:
+    return shell.foveated("freeze")
+
+
+@pytest.fixture(scope="module")
+def trained(shell: Shell, frozen: Answer) -> Answer:
+    """Four steps from stored features, that most tests look at."""
+    return shell.foveated("train", "--steps", "4", "--out", "whole", *EVERY_STEP)
+
+
+# what a person sees
+
+
+def test_show_says_what_is_computed_once(shell: Shell) -> None:
+    told = shell.foveated("show")
+    assert told.code == 0
+    assert "❄ stored times, features, tokens" in told.told
+    assert "↻ pick 8 entries of features, times, drawn each epoch (eval: spread)" in told.told
+    assert "test 3, train 10, val 3 keys" in told.told
+
+
+def test_freeze_stores_every_clip_once(shell: Shell, frozen: Answer) -> None:
+    assert frozen.code == 0, frozen.err
+    assert "stores/foveated has 16 rows" in frozen.out
+    again = shell.foveated("freeze")
+    assert again.code == 0
+    assert "16 rows" in again.told
+    assert "freezing times" not in again.told, "nothing is computed twice"
+
+
+def test_training_tells_its_figures_and_the_verdict(shell: Shell, trained: Answer) -> None:
+    assert trained.code == 0, trained.err
+    assert trained.out.startswith("ok: 4 steps, ")
+    for figure in ("loss_fine", "loss_coarse", "ratio", "improvement_pct", "entropy", "correlation",
+                   "loss_text", "ratio_random"):  # fmt: skip
+        assert f"{figure} " in trained.out
+    found = shell.losses("whole")
+    assert len(found) == 4
+    assert found[-1] < found[0]
+
+
+def test_evaluation_is_of_the_test_clips_and_ends_with_a_verdict(
+    shell: Shell, trained: Answer, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = shell.foveated("evaluate", "--checkpoint", "whole")
+    assert told.code == 0, told.err
+    said = [record.getMessage() for record in caplog.records if record.name == "frostline"]
+    assert re.match(r"foveated: [a-z, 0-9.]+: ratio \d.\d+ \(\d.\d+ to \d.\d+\)\. Controls: ", said[0])
+    assert any("the fine pass tells nothing that the coarse one did not" in line for line in said)
+    figures = dict(line.split(": ") for line in told.out.splitlines() if ": " in line)
+    assert float(figures["clips"]) == 3
+    assert float(figures["ratio"]) == pytest.approx(
+        float(figures["loss_coarse"]) / float(figures["loss_fine"]), rel=1e-4
+    )
+
+
+def test_a_checkpoint_becomes_pictures_and_a_page(shell: Shell, trained: Answer) -> None:
+    told = shell("run", "foveated-look", "checkpoint=whole", "n=1", "--out", "look", "--device", "cpu")
+    assert told.code == 0, told.err
+    [folder] = [path for path in (shell.folder / "look").iterdir() if (path / "grid.png").is_file()]
+    assert folder.name == "00-clips-000013.mp4", "the first clip of the test split"
+    assert (folder / "grid.png").read_bytes().startswith(b"\x89PNG")
+    assert {"grid.png", "heads.png", "gaze.mp4"} <= {path.name for path in folder.iterdir()}
+    page = (shell.folder / "look" / "index.html").read_text()
+    assert glyphs.caption(glyphs.script(13, seconds=6.0, objects=3)) in page
+    assert "loss_coarse" in page, "the curves of the training"
+
+
+# one training, whatever it is fed from
+
+
+def steps(of: fl.Workload, supplied: Any, n: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """A few steps by hand: losses and parameters."""
+    torch.manual_seed(0)
+    model = built(of).train()
+    optimizer = of.optimizer(model)
+    losses = []
+    for batch in islice((b for _ in range(n) for b in supplied), n):
+        loss = of.loss(model, batch)["loss"]
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def test_live_stored_frames_and_stored_features_train_to_the_same_bits(
+    shell: Shell, frozen: Answer, tmp_path: Path
+) -> None:
+    of = shell.work()
+    frames = fl.freeze(of, tmp_path / "frames", cut=["frames", "times", "tokens"], device="cpu", quiet=True)
+    stored = fl.Store.open(shell.folder / "stores/foveated")
+    assert "features" not in frames.fields
+    assert "frames" not in stored.fields
+    expected, parameters = steps(of, batches(of, None), 4)
+    for store in (frames, stored):
+        losses, others = steps(of, batches(of, store), 4)
+        assert losses == expected
+        assert all(torch.equal(others[name], p) for name, p in parameters.items())
+
+
+def test_frostline_train_live_equals_training_from_the_store(shell: Shell, trained: Answer) -> None:
+    live = shell.foveated("train", "--steps", "4", "--out", "live", "--live", *EVERY_STEP)
+    assert live.code == 0, live.err
+    assert shell.losses("live") == shell.losses("whole")
+    whole = shell.weights("whole")
+    assert all(torch.equal(value, whole[name]) for name, value in shell.weights("live").items())
+
+
+def test_a_training_that_was_stopped_goes_on_to_the_same_bits(shell: Shell, trained: Answer) -> None:
+    words = ("--steps", "4", "--out", "broken", *EVERY_STEP)
+    stopped = shell.foveated("train", *words, "--max-hours", "1e-9")
+    assert "at step 1:" in stopped.out, stopped.told
+    assert shell.foveated("train", *words).code == 0
+    assert shell.losses("broken") == shell.losses("whole")
+    whole = shell.weights("whole")
+    assert all(torch.equal(value, whole[name]) for name, value in shell.weights("broken").items())
+
+
+def test_two_batches_of_four_make_the_update_of_one_of_eight(shell: Shell, trained: Answer) -> None:
+    for out, given in (("eight", {"batch_size": 8}), ("twice", {"batch_size": 4, "grad_accum": 2})):
+        told = shell.foveated("train", "--steps", "2", "--out", out, *EVERY_STEP, **given)
+        assert told.code == 0, told.err
+    # Sums in another order: fp32 rounds them apart by some 1e-7 of their size.
+    assert shell.losses("twice") == pytest.approx(shell.losses("eight"), rel=1e-5)
+    eight = shell.weights("eight")
+    apart = {
+        name: float((value - eight[name]).abs().mean()) for name, value in shell.weights("twice").items()
+    }
+    assert max(apart.values()) < 1e-5, max(apart, key=apart.__getitem__)
+    assert shell.losses("eight") != shell.losses("whole")[:2]
+
+
+# what is stored, and from where in a clip
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ({}, {"features", "times", "tokens"}),
+        ({"attention": "deep"}, {"frames", "times", "tokens"}),
+        ({"train_encoder": True}, {"frames", "times", "tokens"}),
+        ({"attention": "deep", "train_encoder": True}, {"frames", "times", "tokens"}),
+        ({"objective": "joint"}, {"features", "latents", "times", "tokens"}),
+        ({"objective": "reconstruct"}, {"features", "latents", "times"}),
+        ({"objective": "joint", "attention": "deep"}, {"frames", "latents", "times", "tokens"}),
+    ],
+)
+def test_frames_are_stored_where_the_encoder_is_part_of_the_model_and_features_otherwise(
+    shell: Shell, given: dict[str, Any], stored: set[str]
+) -> None:
+    of = shell.work(**given)
+    assert set(of.data.cut) == stored
+    assert set(of.data.outputs) == stored
+
+
+@pytest.mark.parametrize("given", [{"attention": "deep"}, {"train_encoder": True}])
+def test_the_encoder_runs_once_over_all_frames_of_a_batch(shell: Shell, given: dict[str, Any]) -> None:
+    of = shell.work(**given, encoder="seeded-dinov2")
+    model = built(of)
+    seen = []
+    network = next(m for m in model.gaze.encoder.modules() if type(m).__name__ == "Dinov2Embeddings")
+    network.register_forward_hook(lambda module, args, out: seen.append(out.shape[0]))
+    batch = next(iter(batches(of, None)))
+    figures = of.loss(model, batch)
+    figures["loss"].backward()
+    assert seen == [4 * 8], "B·T frames, once for all three passes"
+    learns = [p.grad is not None for p in model.gaze.encoder.parameters()]
+    assert any(learns) == given.get("train_encoder", False)
+
+
+def test_times_in_the_store_span_the_whole_clip(shell: Shell, frozen: Answer) -> None:
+    store = fl.Store.open(shell.folder / "stores/foveated")
+    for key in store.keys:
+        times = np.asarray(store[key]["times"])
+        assert times.shape == (12,)
+        assert (np.diff(times) > 0).all()
+        # 24 frames at 4 a second: the first is at 0 s, the last at 5.75 s.
+        assert times[0] == pytest.approx(0, abs=0.26)
+        assert times[-1] == pytest.approx(5.75, abs=0.26)
+        assert np.diff(times).max() <= 0.76
+
+
+def test_training_draws_frames_and_evaluation_spreads_them(shell: Shell, frozen: Answer) -> None:
+    of, store = shell.work(), fl.Store.open(shell.folder / "stores/foveated")
+    drawn = [next(iter(batches(of, store)))["times"] for _ in range(2)]
+    assert torch.equal(*drawn), "the same call draws the same"
+    assert len({tuple(row.tolist()) for row in drawn[0]}) > 1, "each clip its own"
+    assert (drawn[0].diff(dim=1) > 0).all()
+    held_out = next(iter(batches(of, store, split="val", train=False)))["times"]
+    assert len({tuple(row.tolist()) for row in held_out}) == 1
+    assert float(held_out[0, 0]) < 0.3
+    assert float(held_out[0, -1]) > 5.4
+
+
+def test_no_clip_is_in_two_splits(shell: Shell, frozen: Answer) -> None:
+    of, store = shell.work(), fl.Store.open(shell.folder / "stores/foveated")
+    keys = {
+        split: [key for batch in batches(of, store, split=split, train=False) for key in batch.keys_of_rows]
+        for split in ("train", "val", "test")
+    }
+    assert {split: len(found) for split, found in keys.items()} == {"train": 10, "val": 3, "test": 3}
+    assert sorted(key for found in keys.values() for key in found) == sorted(store.keys)
+
+
+# objectives and controls
+
+
+@pytest.mark.parametrize(
+    ("objective", "figure"), [("reconstruct", "loss_fine"), ("joint", "loss_text")]
+)  # captions: all the tests above
+def test_every_objective_trains(shell: Shell, objective: str, figure: str) -> None:
+    pytest.importorskip("diffusers")
+    told = shell.foveated(
+        "train", "--steps", "2", "--out", objective, "--live", *EVERY_STEP, objective=objective,
+        num_frames=3, stored_frames=4, limit=8,
+    )  # fmt: skip
+    assert told.code == 0, told.err
+    first, second = shell.losses(objective)
+    assert np.isfinite([first, second]).all()
+    assert f"{figure} " in told.out
+    assert any(name.startswith("head.") for name in shell.weights(objective))
+
+
+def test_without_fine_passes_the_coarse_one_is_trained_alone(shell: Shell, trained: Answer) -> None:
+    told = shell.foveated("train", "--steps", "2", "--out", "coarse", *EVERY_STEP, fine_iterations=0)
+    assert told.code == 0, told.err
+    assert "loss_coarse " in told.out
+    assert "ratio" not in told.told
+    begun = dict(built(shell.work(fine_iterations=0)).named_parameters())
+    ended = shell.weights("coarse")
+    assert torch.equal(ended["ask.weight"], begun["ask.weight"]), "no query was asked"
+    assert not torch.equal(ended["static"], begun["static"])
+
+
+def test_a_first_loss_far_from_knowing_nothing_is_told(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = shell.work()
+    model = built(of)
+    batch = next(iter(batches(of, None)))
+    with torch.no_grad():
+        figures = of.loss(model, batch)
+    assert caption_loss_starts_near_uniform(model, batch, figures) is None
+    told = caption_loss_starts_near_uniform(model, batch, {"loss_coarse": torch.tensor(0.5)})
+    assert told is not None
+    assert "the first caption loss is 0.50" in told
+
+    def wrong(*args: Any, **options: Any) -> Any:
+        found = metrics_loss(*args, **options)
+        return found | {"loss_coarse": found["loss_coarse"] / 10}
+
+    metrics_loss = metrics.loss
+    monkeypatch.setattr(metrics, "loss", wrong)
+    answer = shell.foveated("train", "--steps", "2", "--out", "wrong-labels", "--live")
+    assert "the first caption loss is 0.5" in answer.told
+
+
+# weights that were trained
+
+
+def named(encoder: str, worlds: list[glyphs.Script]) -> dict[str, float]:
+    """The share of glyphs whose colour and kind the nearest mean of patch features names rightly."""
+    times = np.linspace(0.5, 23, len(worlds))
+    frames = np.stack([glyphs.frame(world, t) for world, t in zip(worlds, times, strict=True)])
+    with torch.no_grad():
+        found = features(encoder, 256)(torch.from_numpy(frames)[None])[0].numpy()
+    x, looks = [], []
+    for tokens, world, t in zip(found, worlds, times, strict=True):
+        for glyph, (column, row) in zip(world.glyphs, glyphs.places(world, t), strict=True):
+            x.append(tokens[1 + int(row * 16) * 16 + int(column * 16)])
+            looks.append(glyph.look(t))
+    half, patches, right = len(x) // 2, np.stack(x), {}
+    patches = (patches - patches[:half].mean(0)) / patches[:half].std(0)
+    for part in ("colour", "kind"):
+        truth = np.array([getattr(look, part) for look in looks])
+        classes = np.unique(truth)
+        means = np.stack([patches[:half][truth[:half] == name].mean(0) for name in classes])
+        nearest = np.linalg.norm(patches[half:, None] - means, axis=2).argmin(1)
+        right[part] = classes[nearest] == truth[half:]
+    right["both"] = right["colour"] & right["kind"]
+    return {part: float(found.mean()) for part, found in right.items()}
+
+
+def test_the_encoder_that_comes_along_tells_kinds_and_a_seeded_one_does_not() -> None:
+    """Colours are in the pixels, and any network passes them on; what a shape is has to be learnt."""
+    worlds = [glyphs.script(i, seed=77) for i in range(30)]  # neither the embedded set's nor pretrain's seed
+    shipped, seeded = named("small", worlds), named("seeded-dinov2", worlds)
+    assert shipped["colour"] > 0.95
+    assert shipped["kind"] > 0.8
+    assert seeded["kind"] < 0.4, "one in six by chance"
+    assert shipped["both"] > seeded["both"] + 0.4
