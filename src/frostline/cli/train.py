@@ -119,8 +119,13 @@ def evaluate(
     target: TargetArgument,
     overrides: OverridesArgument = None,
     checkpoint: Annotated[
-        Path, typer.Option(metavar="PATH", help="A checkpoint, or a run's folder: its newest one.")
-    ] = Path("runs"),
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            show_default=False,
+            help="A checkpoint, or a run's folder: its newest one. Default: the newest run's in runs/TARGET.",
+        ),
+    ] = None,
     split: Annotated[
         str | None, typer.Option(help="The samples to look at; default: test, else val.", show_default=False)
     ] = None,
@@ -141,12 +146,26 @@ def evaluate(
     from frostline.trainer.run import evaluate as evaluate_workload
 
     resolved = resolve(target, overrides or [])
+    place = checkpoint or _newest(resolved.workload.name)
     figures = evaluate_workload(
-        resolved.workload, checkpoint, split=split, store=store, live=live, device=device,
+        resolved.workload, place, split=split, store=store, live=live, device=device,
         training={"precision": precision},
     )  # fmt: skip
     for name, value in figures.items():
         typer.echo(f"{name}: {value:.6g}")
+
+
+def _newest(name: str | None) -> Path:
+    """The newest run of a target that has a checkpoint."""
+    from frostline.errors import UsageError
+
+    runs = sorted(Path("runs", name or "").glob("*/checkpoints/*.json"), key=lambda p: p.parent.parent.name)
+    if not runs:
+        raise UsageError(
+            f"There is no run of {name!r} in {Path('runs', name or '')} to evaluate. Train it first: "
+            f"frostline train {name}; or say where the checkpoint is: --checkpoint PATH."
+        )
+    return runs[-1].parent.parent
 
 
 def _again(arguments: list[str]) -> str:

@@ -120,13 +120,13 @@ class _Set:
             )
         if not 1 <= self.objects <= 8:
             found.append(f"objects is {self.objects}; 1 to 8, more find no room to keep apart")
-        if not 0.5 <= self.scale <= 3:
-            found.append(f"scale is {self.scale:g}; 0.5 to 3")
+        if not 0.5 <= self.scale <= 2:
+            found.append(f"scale is {self.scale:g}; 0.5 to 2")
         return found
 
 
 _TELL_S = 10.0
-_VERSION = 2
+_VERSION = 3
 """To be raised when worlds are drawn or painted differently, so that old sets are not taken for new ones."""
 
 

@@ -108,14 +108,18 @@ def laid_over(frame: Any, heat: Floats, top: float) -> Pixels:
     wide = np.asarray(Image.fromarray(heat.astype(np.float32)).resize(size, Image.Resampling.BICUBIC))
     share = share_of(wide, top)[..., None]
     warm = colours(share[..., 0])
-    return (pixels * (_DARK * (1 - _COVER * share)) + warm * (_COVER * share)).round().astype(np.uint8)
+    laid: Pixels = (
+        (pixels * (_DARK * (1 - _COVER * share)) + warm * (_COVER * share)).round().astype(np.uint8)
+    )
+    return laid
 
 
 def between(maps: Floats, times: Floats, at: float) -> Floats:
     """The map [h, w] at a time: between two frames that were looked at, a mixture of theirs."""
     right = int(np.clip(np.searchsorted(times, at), 1, max(1, len(times) - 1)))
     if len(times) == 1:
-        return maps[0]
+        only: Floats = maps[0]
+        return only
     span = max(float(times[right] - times[right - 1]), 1e-9)
     part = float(np.clip((at - times[right - 1]) / span, 0, 1))
     mixed: Floats = maps[right - 1] * (1 - part) + maps[right] * part

@@ -96,8 +96,8 @@ def run(ctx: Any, checkpoint: str, clip: str, n: int, split: str) -> dict[str, A
         folder = ctx.out / f"{i:02d}-{_slug(row['key'])}"
         drawn = partial(_one, ctx, folder, model, data, row, words)
         made = ctx.once(f"look {row['key']}", drawn)
-        files = [(folder / name).read_bytes() for name in ("grid.png", "gaze.mp4", "heads.png")]
-        shown.append(page.Shown(row["key"], *files, made["captions"], made["figures"]))
+        grid, film, heads = ((folder / name).read_bytes() for name in ("grid.png", "gaze.mp4", "heads.png"))
+        shown.append(page.Shown(row["key"], grid, film, heads, made["captions"], made["figures"]))
     curves = _curves(checkpoint)
     about = f"{checkpoint}: attention in multiples of an even look; brighter is more."
     text = page.page("Where the model looks", shown, about=about, curves=curves)

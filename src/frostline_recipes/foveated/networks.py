@@ -102,11 +102,16 @@ def vision(name: str, size: int) -> Vision:
     return Vision(name, int(config["hidden_size"]), patch, 1 + registers, size)
 
 
-def encoder(name: str, *, output: str = "tokens") -> Any:
+def encoder(name: str) -> Any:
     """The frozen network: pixels [B, (T,) 3, H, W] to tokens [B, (T,) N, D]."""
+    return stages.vision_tower(**place(name))
+
+
+def place(name: str) -> dict[str, Any]:
+    """How the tower of that name is had; what is frozen depends on this, and not on what else has names."""
     if name in SEEDED:
-        return stages.vision_tower(config=SEEDED[name], seed=0, output=output)  # type: ignore[arg-type]
-    return stages.vision_tower(ENCODERS.get(name, name), output=output)  # type: ignore[arg-type]
+        return {"config": SEEDED[name], "seed": 0}
+    return {"name_or_folder": ENCODERS.get(name, name)}
 
 
 def autoencoder(name: str) -> Any:

@@ -119,9 +119,10 @@ def train_encoder(
     for step, (frames, truth) in enumerate(loader):
         frames, truth = frames.to(device), truth.to(device)
         told = model(frames)
-        loss = sum(nn.functional.cross_entropy(said, truth[:, k]) for k, said in enumerate(told))
+        each = [nn.functional.cross_entropy(said, truth[:, k]) for k, said in enumerate(told)]
+        loss = torch.stack(each).sum()
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[union-attr]
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()

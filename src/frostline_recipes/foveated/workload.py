@@ -27,8 +27,6 @@ from frostline_recipes.foveated.model import Foveated, Objective
 from frostline_recipes.foveated.networks import Vision
 
 EMBEDDED = "glyphs"
-_FRAMES_A_CALL = 96
-"""Frames that the encoder is given at once, about: whole clips, by freezing and live alike."""
 
 
 def workload(
@@ -61,6 +59,7 @@ def workload(
     precision: Literal["fp32", "tf32", "bf16"] = "fp32",
     encoder_precision: Literal["fp32", "bf16"] = "fp32",
     compile_encoder: bool = False,
+    frames_a_call: int = 96,
     max_tokens: int = 64,
     eval_every: int | None = None,
     seed: int = 0,
@@ -78,18 +77,12 @@ def workload(
     train_encoder:   the encoder learns too: frames are stored, not features.
     fine_iterations: fine passes; 0 trains the coarse pass alone, as a control.
     objective:       caption, reconstruct (next latents) or joint.
+    frames_a_call:   frames that a frozen network is given at once, by freezing and live alike: whole clips.
     grad_accum:      batches of batch_size that make one update.
     learning_rate:   default: 1e-3 for the small language model, 1e-4 for a trained one.
     """
-    _refuse(
-        1 if objective == "caption" else 2,
-        num_frames,
-        stored_frames,
-        fine_iterations,
-        grad_accum,
-        batch_size,
-        objects,
-    )
+    least = 1 if objective == "caption" else 2
+    _refuse(least, num_frames, stored_frames, fine_iterations, grad_accum, batch_size, objects)
     vision = networks.find(encoder=encoder, llm=llm, vae=vae, size=frame_size)
     told = objective != "reconstruct"
     tokens = stages.Tokenizer(networks.tokenizer_of(llm), max_length=max_tokens) if told else None
@@ -102,9 +95,9 @@ def workload(
             writes=("frames", "times"),
         )
     ]  # fmt: skip
-    chunk = max(1, _FRAMES_A_CALL // stored_frames)
+    chunk = max(1, frames_a_call // stored_frames)
     if stored:
-        network = fl.lazy(features, encoder, frame_size)
+        network = fl.lazy(features, frame_size, **networks.place(encoder))
         steps.append(
             fl.Stage(
                 "features", network, reads="frames", on="device", batch_size=chunk, compile=compile_encoder,
@@ -187,9 +180,9 @@ def embedded_folder() -> Path:
     return Path("stores") / "foveated-clips"
 
 
-def features(encoder: str, frame_size: int) -> nn.Module:
-    """Frames uint8 [B, T, 3, H, W] to features [B, T, N, D]: what is frozen."""
-    network = nn.Sequential(networks.preprocess(frame_size), networks.encoder(encoder))
+def features(frame_size: int, **tower: Any) -> nn.Module:
+    """Frames uint8 [B, T, 3, H, W] to features [B, T, N, D], frozen. tower: of stages.vision_tower."""
+    network = nn.Sequential(networks.preprocess(frame_size), stages.vision_tower(**tower))
     return network.eval().requires_grad_(False)
 
 

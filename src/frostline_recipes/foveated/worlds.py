@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from frostline_recipes.foveated.painting import COLOURS, KINDS, Pixels, background, stamp
+from frostline_recipes.foveated.painting import BRACKET, COLOURS, KINDS, Pixels, background, stamp
 
 Floats = npt.NDArray[np.float64]
 
@@ -28,6 +28,14 @@ _INSIDE, _LENGTH, _TURN = 0.1, (0.4, 0.9), 1.2
 _PARTS = np.linspace(0, 1, 33)
 """Of the clip: where the distances are looked at."""
 _TRIES = 7
+
+
+@dataclass(frozen=True)
+class Room:
+    """How far centres keep from the border and from each other, in widths of the picture."""
+
+    inside: float
+    apart: float
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,8 @@ def script(
 ) -> Script:
     """World `index` of a set. `size` only sets how it is painted: the same world comes in every size."""
     draw = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, index])))
-    arcs = _arcs(draw, objects, APART * scale)
+    room = Room(max(_INSIDE, BRACKET * scale / 2), APART * scale)
+    arcs = _arcs(draw, objects, room)
     glyphs = []
     for x, y, heading, turn, length in arcs:
         before = Look(str(draw.choice(list(COLOURS))), str(draw.choice(KINDS)))
@@ -136,7 +145,8 @@ def frame(world: Script, t_s: float) -> Pixels:
         look = glyph.look(t_s)
         stamp(canvas, look.kind, COLOURS[look.colour], x, y, world.scale)
     if cued(world, t_s):
-        stamp(canvas, "bracket", (255, 255, 255), *centres[world.target], world.scale)
+        x, y = centres[world.target]
+        stamp(canvas, "bracket", (255, 255, 255), x, y, world.scale)
     return canvas
 
 
@@ -144,43 +154,43 @@ def frame(world: Script, t_s: float) -> Pixels:
 
 
 def _arcs(
-    draw: np.random.Generator, objects: int, apart: float
+    draw: np.random.Generator, objects: int, room: Room
 ) -> list[tuple[float, float, float, float, float]]:
     """(x, y, heading, turn, length) of every glyph: inside, and always apart if a few tries find that."""
-    least, best = _one_by_one(draw, objects, apart)
+    least, best = _one_by_one(draw, objects, room)
     for _ in range(_TRIES):
-        if least >= apart:
+        if least >= room.apart:
             break
-        least, best = max((least, best), _one_by_one(draw, objects, apart), key=lambda tried: tried[0])
+        least, best = max((least, best), _one_by_one(draw, objects, room), key=lambda tried: tried[0])
     return [tuple(row) for row in best.tolist()]
 
 
-def _one_by_one(draw: np.random.Generator, objects: int, wanted: float) -> tuple[float, Floats]:
+def _one_by_one(draw: np.random.Generator, objects: int, room: Room) -> tuple[float, Floats]:
     """Each glyph takes the first of many arcs that keeps away from those taken, or else the farthest."""
     taken: list[Floats] = []
     paths: list[Floats] = []
     least = math.inf
     for _ in range(objects):
-        arcs, xy = _candidates(draw, 192)
+        arcs, xy = _candidates(draw, 192, room.inside)
         apart = np.full(len(arcs), np.inf)
         for path in paths:
             apart = np.minimum(apart, np.hypot(*(xy - path).transpose(2, 0, 1)).min(1))
-        at = int(np.argmax(np.minimum(apart, wanted)))
+        at = int(np.argmax(np.minimum(apart, room.apart)))
         least = min(least, float(apart[at]))
         taken.append(arcs[at])
         paths.append(xy[at])
     return least, np.stack(taken)
 
 
-def _candidates(draw: np.random.Generator, count: int) -> tuple[Floats, Floats]:
+def _candidates(draw: np.random.Generator, count: int, margin: float) -> tuple[Floats, Floats]:
     """[some, 5] arcs that stay inside, out of `count` drawn at a time, and [some, parts, 2] their paths."""
     while True:
-        low = [_INSIDE, _INSIDE, 0, -_TURN, _LENGTH[0]]
-        high = [1 - _INSIDE, 1 - _INSIDE, 2 * math.pi, _TURN, _LENGTH[1]]
+        low = [margin, margin, 0, -_TURN, _LENGTH[0]]
+        high = [1 - margin, 1 - margin, 2 * math.pi, _TURN, _LENGTH[1]]
         arcs = draw.uniform(low, high, (count, 5))
         for parts in (_PARTS[-1:], _PARTS):  # most leave the picture for good: their ends are looked at first
             xy = _along(arcs, parts)
-            inside = ((xy >= _INSIDE) & (xy <= 1 - _INSIDE)).all((1, 2))
+            inside = ((xy >= margin) & (xy <= 1 - margin)).all((1, 2))
             arcs = arcs[inside]
         if len(arcs):
             return arcs, xy[inside]

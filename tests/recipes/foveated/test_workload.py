@@ -13,7 +13,7 @@ import torch
 
 import frostline as fl
 from frostline.supply import supply
-from frostline_recipes.foveated import glyphs, metrics
+from frostline_recipes.foveated import glyphs, metrics, networks
 from frostline_recipes.foveated.workload import caption_loss_starts_near_uniform, features
 
 pytest.importorskip("av")
@@ -296,7 +296,7 @@ def named(encoder: str, worlds: list[glyphs.Script]) -> dict[str, float]:
     times = np.linspace(0.5, 23, len(worlds))
     frames = np.stack([glyphs.frame(world, t) for world, t in zip(worlds, times, strict=True)])
     with torch.no_grad():
-        found = features(encoder, 256)(torch.from_numpy(frames)[None])[0].numpy()
+        found = features(256, **networks.place(encoder))(torch.from_numpy(frames)[None])[0].numpy()
     x, looks = [], []
     for tokens, world, t in zip(found, worlds, times, strict=True):
         for glyph, (column, row) in zip(world.glyphs, glyphs.places(world, t), strict=True):

@@ -110,11 +110,11 @@ def signalled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         left, told = [*numbers], Step.__call__
         seen: list[int] = []
 
-        def called(self: Step, *args: Any) -> Any:
+        def called(self: Step, *args: Any, **options: Any) -> Any:
             seen.append(1)
             while len(seen) > 1 and left:
                 signal.raise_signal(left.pop(0))
-            return told(self, *args)
+            return told(self, *args, **options)
 
         monkeypatch.setattr(Step, "__call__", called)
 
@@ -392,6 +392,18 @@ def test_a_checkpoint_is_evaluated_by_run_by_name_and_by_split(shell: Shell, don
     assert figures("--checkpoint", "done/checkpoints/step-00000003", "--split", "val") != on_val
     assert figures("--checkpoint", "done") == figures("--checkpoint", "done", "--split", "test")
     assert figures("--checkpoint", "done") != on_val
+
+
+def test_without_a_checkpoint_the_newest_run_of_the_target_is_evaluated(shell: Shell) -> None:
+    (shell.folder / "other_work.py").write_text(WORK)
+    code, out, err = shell("evaluate", "other_work.py", "--device", "cpu")
+    assert (code, out) == (1, "")
+    assert "frostline train other_work" in err
+    assert shell("train", "other_work.py", "--steps", "2", "--device", "cpu")[0] == 0
+    found = next((shell.folder / "runs" / "other_work").iterdir())
+    asked = shell("evaluate", "other_work.py", "--device", "cpu")
+    assert asked[0] == 0
+    assert asked == shell("evaluate", "other_work.py", "--device", "cpu", "--checkpoint", str(found))
 
 
 @pytest.mark.parametrize(
