@@ -26,7 +26,7 @@ LITTLE = {
 """Parameters that suit clips of 64 pixels and 6 seconds, and two cores."""
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Networks as small as these are slower with several threads, on a machine that others use too."""
     before = torch.get_num_threads()
@@ -69,17 +69,19 @@ class Answer:
 class Shell:
     """Calls of the command line in one folder, in this process."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, videos: Path) -> None:
-        self.folder, self._patch = folder, patch
+    def __init__(self, folder: Path, videos: Path) -> None:
+        self.folder = folder
         self.given = {"videos": str(videos), **LITTLE}
 
     def __call__(self, *words: str) -> Answer:
-        self._patch.setattr(sys, "argv", ["/somewhere/bin/frostline", *words])
         out, err = io.StringIO(), io.StringIO()
-        with (
-            chdir(self.folder), redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end
-        ):  # fmt: skip
-            main(list(words))
+        with pytest.MonkeyPatch.context() as patch, chdir(self.folder):
+            patch.setattr(sys, "argv", ["/somewhere/bin/frostline", *words])
+            patch.setattr(sys, "path", list(sys.path))
+            patch.delenv("FROSTLINE_TRACEBACK", raising=False)
+            patch.setattr("frostline.target.recipes", declared)
+            with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+                main(list(words))
         return Answer(int(end.value.code or 0), out.getvalue(), err.getvalue())
 
     def foveated(self, verb: str, *options: str, **parameters: Any) -> Answer:
@@ -116,10 +118,5 @@ def declared() -> dict[str, EntryPoint]:
 
 
 @pytest.fixture(scope="session")
-def shell(tmp_path_factory: pytest.TempPathFactory, little: Path) -> Iterator[Shell]:
-    folder = tmp_path_factory.mktemp("foveated")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", list(sys.path))
-        patch.delenv("FROSTLINE_TRACEBACK", raising=False)
-        patch.setattr("frostline.target.recipes", declared)
-        yield Shell(folder, patch, little)
+def shell(tmp_path_factory: pytest.TempPathFactory, little: Path) -> Shell:
+    return Shell(tmp_path_factory.mktemp("foveated"), little)
