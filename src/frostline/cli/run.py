@@ -7,7 +7,6 @@ the whole.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +15,7 @@ import typer
 
 from frostline.cli.freeze import STOPPED
 from frostline.cli.graph import OverridesArgument, TargetArgument
-from frostline.cli.train import DeviceOption, LiveOption, StoreOption
+from frostline.cli.train import DeviceOption, LiveOption, StoreOption, again_without_resume, plain
 
 if TYPE_CHECKING:
     from frostline.experiment import Result
@@ -56,11 +55,11 @@ def run(
     from frostline.target import resolve
 
     resolved = resolve(target, overrides or [])
-    again = _again(sys.argv[1:])
+    again = again_without_resume(sys.argv[1:])
     try:
         result = run_experiment(
             resolved.workload, out=out, resume=resume, store=store, live=live, device=device, seed=seed,
-            max_hours=max_hours, parameters={name: _plain(value) for name, value in resolved.given.items()},
+            max_hours=max_hours, parameters={name: plain(value) for name, value in resolved.given.items()},
         )  # fmt: skip
     except FreezeStopped as e:
         typer.echo(f"{e} Run the same again to go on: {again}")
@@ -96,16 +95,3 @@ def _short(value: Any) -> bool:
     return isinstance(value, bool | int | float) or (
         isinstance(value, str) and len(value) <= 60 and value.isprintable()
     )
-
-
-def _again(arguments: list[str]) -> str:
-    """The command that goes on: without --resume, which may say to begin anew."""
-    kept: list[str] = []
-    for i, word in enumerate(arguments):
-        if not word.startswith("--resume") and (not i or arguments[i - 1] != "--resume"):
-            kept.append(word)
-    return shlex.join(["frostline", *kept])
-
-
-def _plain(value: object) -> object:
-    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -90,13 +90,13 @@ def train(
         "precision": precision, "microbatch": microbatch, "schedule": schedule, "compile": compile or None,
         "seed": seed, "log_every": log_every, "eval_every": eval_every, "save_every": save_every,
     }  # fmt: skip
-    again = _again(sys.argv[1:])
+    again = again_without_resume(sys.argv[1:])
     try:
         result = train_workload(
             resolved.workload, steps=steps, epochs=epochs, max_hours=max_hours, schedule_hours=schedule_hours,
             resume=resume, init_from=init_from, out=out, store=store, live=live, device=device,
             training=settings, strict=strict, tensorboard=tensorboard, wandb=wandb or False,
-            parameters={name: _plain(value) for name, value in resolved.given.items()},
+            parameters={name: plain(value) for name, value in resolved.given.items()},
         )  # fmt: skip
     except FreezeStopped as e:
         typer.echo(f"{e} Run the same again to go on: {again}")
@@ -168,7 +168,7 @@ def _newest(name: str | None) -> Path:
     return runs[-1].parent.parent
 
 
-def _again(arguments: list[str]) -> str:
+def again_without_resume(arguments: list[str]) -> str:
     """The command that goes on: without --resume, which may say to begin anew or to go back."""
     kept: list[str] = []
     for i, word in enumerate(arguments):
@@ -177,5 +177,5 @@ def _again(arguments: list[str]) -> str:
     return shlex.join(["frostline", *kept])
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,8 +1,8 @@
 """Whether looking twice helps: the figures of every run, their controls, and a verdict in words.
 
 ratio = loss of the coarse pass / loss of the last fine pass. Beside it stand what a gaze without a mind of
-its own would give: the same model with random queries, with those of another clip, with the static query in
-its last pass; and how healthy the queries are, since attention that is uniform sees no better than a mean.
+its own would give: the same model with random queries and with those of another clip; and how healthy the
+queries are, since attention that is uniform sees no better than a mean.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ log = logging.getLogger("frostline")
 
 STUCK, UNIFORM = 0.005, 0.01
 """A ratio that near to 1, or an entropy that near to uniform, is an alarm."""
-CONTROLS = ("random", "shuffled", "coarse")
+CONTROLS = ("random", "shuffled")
+"""Of queries. The static query is the third, and the coarse pass itself."""
 
 
 def loss(model: nn.Module, batch: Any, *, lambda_coarse: float = 1.0, coarse_only: bool = False) -> Any:
