@@ -1,4 +1,4 @@
-"""What all tests share: `--full`, the markers `gpu` and `full`, and hypothesis without deadlines."""
+"""What all tests share: `--full`, markers, hypothesis without deadlines, watching for waits on a device."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import importlib.util
 import os
 import shutil
 import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
@@ -42,3 +45,22 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture
+def nothing_waits() -> Callable[[], AbstractContextManager[None]]:
+    """A context in which torch raises as soon as anything makes the host wait for the device."""
+    import torch
+
+    @contextmanager
+    def watched() -> Iterator[None]:
+        torch.cuda.synchronize()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls the mode a prototype
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return watched

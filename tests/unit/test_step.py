@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -287,21 +285,9 @@ def test_an_optimiser_of_another_model_is_noticed() -> None:
         step(batch_of(4, 0))
 
 
-@contextmanager
-def nothing_waits() -> Iterator[None]:
-    torch.cuda.synchronize()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls the mode a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_no_step_waits_for_the_device(precision: str) -> None:
+def test_no_step_waits_for_the_device(precision: str, nothing_waits: Any) -> None:
     model = net(dropout=0.1, norm=True).cuda()
     step = Step(model, loss, adamw(model), training=Training(precision=precision, clip=1.0), device="cuda")  # type: ignore[arg-type]
     batches = [Batch({n: v.cuda() for n, v in batch_of(8, s).items()}, []) for s in range(4)]

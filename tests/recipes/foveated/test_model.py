@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import frostline as fl
 from frostline import stages
 from frostline.errors import UsageError
+from frostline.step import Step
+from frostline.training import Training
 from frostline_recipes.foveated.encoder import Encoder
 from frostline_recipes.foveated.gaze import Deep, Shallow
 from frostline_recipes.foveated.model import Foveated, losses
@@ -40,13 +42,13 @@ def model(**options: Any) -> Foveated:
     return Foveated(gaze, words, **options).eval()
 
 
-def deep(**options: Any) -> Foveated:
+def deep(trainable: bool = False, **options: Any) -> Foveated:
     config = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     config |= {"model_type": "dinov3_vit", "image_size": 32, "patch_size": 8, "initializer_range": 0.3}
     tower = stages.vision_tower(config=config, seed=0)
     prefix = 1 + tower.network.config.num_register_tokens
-    encoder = Encoder(tower, stages.Preprocess(None, (0.5,) * 3, (0.25,) * 3), **options)
-    return Foveated(Deep(encoder, grid=(4, 4), prefix=prefix), llm()).eval()
+    encoder = Encoder(tower, stages.Preprocess(None, (0.5,) * 3, (0.25,) * 3), trainable=trainable)
+    return Foveated(Deep(encoder, grid=(4, 4), prefix=prefix), llm(), **options).eval()
 
 
 def batch(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> fl.Batch:
@@ -195,6 +197,29 @@ def test_training_never_looks_at_a_value_when_captions_have_a_length(
     with Looks() as mode:
         losses(network(batch()), 0.5)["loss"].backward()
     assert mode.noted == looks
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["shallow", "deep"])
+def test_no_training_step_waits_for_the_device(kind: str, nothing_waits: Any) -> None:
+    network = (model(caption_length=6) if kind == "shallow" else deep(caption_length=6)).cuda().train()
+    rows = batch().to("cuda")
+    optimizer = torch.optim.AdamW(network.parameters(), fused=True)
+    training = Training(precision="bf16", clip=1.0)
+    step = Step(network, lambda m, b: losses(m(b), 0.5), optimizer, training=training, device="cuda")
+    step(rows)
+    with nothing_waits():
+        for _ in range(2):
+            step(rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [model, deep])
+def test_losses_on_the_device_are_those_of_the_processor(make: Callable[[], Foveated]) -> None:
+    network = make()
+    here = [float(p.loss_caption) for p in network(batch(), mode="evaluate")]
+    there = [float(p.loss_caption) for p in network.cuda()(batch().to("cuda"), mode="evaluate")]
+    assert there == pytest.approx(here, rel=1e-4)  # sums in another order
 
 
 # --- gradients ------------------------------------------------------------------------------------------
