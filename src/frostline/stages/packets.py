@@ -118,6 +118,14 @@ def _gap(stamps: Sequence[int]) -> int:
     return int(np.median(np.diff(stamps))) if len(stamps) > 1 else 0
 
 
+def container(path: str) -> Any:
+    """PyAV's, for reading. Damaged titles are no reason to refuse a clip; since version 19 it agrees."""
+    import av
+
+    lenient = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
+    return av.open(path, **lenient)
+
+
 class opened:
     """A file's first real video stream, decoded in one thread; cover pictures of audio files are none."""
 
@@ -125,10 +133,7 @@ class opened:
         self._path = path
 
     def __enter__(self) -> tuple[Any, Any]:
-        import av
-
-        # Damaged titles are no reason to refuse a clip.
-        self._container = av.open(self._path, metadata_errors="replace")
+        self._container = container(self._path)
         try:
             stream = self._stream()
         except UsageError:

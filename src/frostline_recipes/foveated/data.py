@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 
 import frostline as fl
 from frostline.errors import MissingExtra, UsageError
+from frostline.stages.packets import container
 from frostline_recipes.foveated import lists
 from frostline_recipes.foveated.lists import Captions, Clip
 
@@ -257,12 +258,9 @@ def _seconds(path: str) -> float | None:
     if not os.path.isfile(path):
         return None
     try:
-        with av.open(path, metadata_errors="replace") as container:
-            lasting = [s.duration * s.time_base for s in container.streams.video if s.duration]
-            whole = container.duration / av.time_base if container.duration else 0.0
+        with container(path) as clip:
+            lasting = [s.duration * s.time_base for s in clip.streams.video if s.duration]
+            whole = clip.duration / av.time_base if clip.duration else 0.0
             return float(lasting[0]) if lasting else float(whole)
-    except (
-        av.FFmpegError,
-        OSError,
-    ):  # not swallowed: freezing opens it again, and quarantines it with the reason
-        return 0.0
+    except (av.FFmpegError, OSError):
+        return 0.0  # not swallowed: freezing opens it again, and quarantines it with the reason

@@ -22,6 +22,7 @@ from torch import Tensor
 import frostline as fl
 from frostline import stages
 from frostline.errors import UsageError
+from frostline.stages.packets import container
 from frostline_recipes.foveated import glyphs, heat, page, sheet
 from frostline_recipes.foveated.heat import Floats
 
@@ -189,10 +190,8 @@ def film_frames(path: str, data: fl.Pipeline) -> tuple[Tensor, Floats]:
 
 
 def _count(path: str) -> int:
-    import av
-
-    with av.open(path) as container:
-        return sum(packet.size > 0 for packet in container.demux(video=0))
+    with container(path) as clip:
+        return sum(packet.size > 0 for packet in clip.demux(video=0))
 
 
 def truth(path: str, times: Floats) -> Floats | None:

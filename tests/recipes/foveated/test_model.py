@@ -217,8 +217,8 @@ def test_no_training_step_waits_for_the_device(kind: str, nothing_waits: Any) ->
 @pytest.mark.parametrize("make", [model, deep])
 def test_losses_on_the_device_are_those_of_the_processor(make: Callable[[], Foveated]) -> None:
     network = make()
-    here = [float(p.loss_caption) for p in network(batch(), mode="evaluate")]
-    there = [float(p.loss_caption) for p in network.cuda()(batch().to("cuda"), mode="evaluate")]
+    here = [p.loss_caption.item() for p in network(batch(), mode="evaluate")]
+    there = [p.loss_caption.item() for p in network.cuda()(batch().to("cuda"), mode="evaluate")]
     assert there == pytest.approx(here, rel=1e-4)  # sums in another order
 
 
