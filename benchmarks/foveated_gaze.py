@@ -149,6 +149,8 @@ def train_all(jobs: list[tuple[str, int]], small: bool, steps: int, folder: Path
     """On a GPU side by side; on few cores one after the other."""
     running = []
     for model, seed in jobs:
+        if (folder / f"{model}-{seed}" / "seconds").exists():
+            continue
         given = json.dumps(
             [small, model, seed, steps, str(folder / f"{model}-{seed}"), str(folder / "store")]
         )

@@ -6,12 +6,17 @@ import atexit
 import importlib.util
 import os
 import shutil
+import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test waits for a hub; read once, when transformers is imported
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in a shell's background: children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "FROSTLINE_CACHE" not in os.environ:  # no test, and no process that one starts, may touch the user's
     os.environ["FROSTLINE_CACHE"] = tempfile.mkdtemp(prefix="frostline-test-")

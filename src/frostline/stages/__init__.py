@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from frostline.stages.images import Image as Image
     from frostline.stages.latents import autoencoder as autoencoder
+    from frostline.stages.packets import open_clip as open_clip
     from frostline.stages.pixels import Preprocess as Preprocess
     from frostline.stages.timm import timm_model as timm_model
     from frostline.stages.tokens import Tokenizer as Tokenizer
@@ -32,6 +33,7 @@ _HOMES = {
     "Tokenizer": "frostline.stages.tokens",
     "Video": "frostline.stages.video",
     "autoencoder": "frostline.stages.latents",
+    "open_clip": "frostline.stages.packets",
     "timm_model": "frostline.stages.timm",
     "vision_tower": "frostline.stages.towers",
 }
@@ -43,6 +45,7 @@ __all__ = [  # written out: type checkers read no expressions here
     "Tokenizer",
     "Video",
     "autoencoder",
+    "open_clip",
     "timm_model",
     "vision_tower",
 ]

@@ -118,8 +118,8 @@ def _gap(stamps: Sequence[int]) -> int:
     return int(np.median(np.diff(stamps))) if len(stamps) > 1 else 0
 
 
-def container(path: str) -> Any:
-    """PyAV's, for reading. Damaged titles are no reason to refuse a clip; since version 19 it agrees."""
+def open_clip(path: str) -> Any:
+    """PyAV's container of a file, for reading, also where a title is damaged (PyAV agrees since 19)."""
     import av
 
     lenient = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
@@ -133,7 +133,7 @@ class opened:
         self._path = path
 
     def __enter__(self) -> tuple[Any, Any]:
-        self._container = container(self._path)
+        self._container = open_clip(self._path)
         try:
             stream = self._stream()
         except UsageError:

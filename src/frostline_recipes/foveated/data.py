@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 import frostline as fl
+from frostline import stages
 from frostline.errors import MissingExtra, UsageError
-from frostline.stages.packets import container
 from frostline_recipes.foveated import lists
 from frostline_recipes.foveated.lists import Captions, Clip
 
@@ -258,7 +258,7 @@ def _seconds(path: str) -> float | None:
     if not os.path.isfile(path):
         return None
     try:
-        with container(path) as clip:
+        with stages.open_clip(path) as clip:
             lasting = [s.duration * s.time_base for s in clip.streams.video if s.duration]
             whole = clip.duration / av.time_base if clip.duration else 0.0
             return float(lasting[0]) if lasting else float(whole)

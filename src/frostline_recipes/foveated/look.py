@@ -22,7 +22,6 @@ from torch import Tensor
 import frostline as fl
 from frostline import stages
 from frostline.errors import UsageError
-from frostline.stages.packets import container
 from frostline_recipes.foveated import glyphs, heat, page, sheet
 from frostline_recipes.foveated.heat import Floats
 
@@ -190,7 +189,7 @@ def film_frames(path: str, data: fl.Pipeline) -> tuple[Tensor, Floats]:
 
 
 def _count(path: str) -> int:
-    with container(path) as clip:
+    with stages.open_clip(path) as clip:
         return sum(packet.size > 0 for packet in clip.demux(video=0))
 
 

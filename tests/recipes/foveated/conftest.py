@@ -1,4 +1,4 @@
-"""What tests of the recipe share: a little set of clips made once, the command line in one folder, no hub."""
+"""What tests of the recipe share: a little set of clips made once, the command line in one folder."""
 
 from __future__ import annotations
 
@@ -45,13 +45,6 @@ def little(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("little"), n=16, size=64, seconds=6.0, fps=4, objects=3,
         splits=(0.625, 0.1875, 0.1875),
     )  # fmt: skip
-
-
-@pytest.fixture
-def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub cannot be reached, and nobody waits for it (HF_HUB_OFFLINE is read when it is imported)."""
-    hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,6 @@ def test_parameters_that_cannot_work(shell: Shell, given: dict[str, Any], told: 
 # networks
 
 
-@pytest.mark.usefixtures("no_hub")
 @pytest.mark.parametrize(
     ("given", "told"),
     [

@@ -1,15 +1,12 @@
-"""What the tests of the stages share: small pictures and clips made on the spot, and no network."""
+"""What the tests of the stages share: small pictures and clips made on the spot."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported, which reads it once
 
 Pixels = np.ndarray
 MakeClip = Callable[..., Path]

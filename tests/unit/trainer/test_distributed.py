@@ -70,7 +70,8 @@ def run(folder: Path, world: int, *arguments: str, work: str = WORK) -> str:
         subprocess.Popen(
             [*command, "--device", "cpu"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1",
+                 "PYTHONFAULTHANDLER": "1"},
         )
         for rank in range(world)
     ]  # fmt: skip
