@@ -1,4 +1,4 @@
-"""Writes the figures that README.md and docs/benchmarks.md quote, from benchmarks/results/*.json.
+"""Writes the figures that pages quote, from benchmarks/results/*.json.
 
 `--check` only compares.
 A page says where with a comment `<!-- figures: NAME … -->` and ends the place with `<!-- end of figures -->`.
@@ -14,7 +14,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+RECIPES = ROOT / "src" / "frostline_recipes"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", RECIPES / "foveated" / "README.md")
 _PLACE = re.compile(r"(<!-- figures: (\w+)[^>]*-->\n).*?(<!-- end of figures -->)", re.DOTALL)
 _DEVICES = {"cpu": "2 cores, no GPU", "h200": "NVIDIA H200, 16 cores"}
 
@@ -57,6 +58,31 @@ def _table(entries: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def gaze(records: dict[str, dict[str, Any]]) -> str:
+    """What came of foveated's hypothesis, on test clips; losses in nats a token."""
+    found = records["foveated_gaze-h200"]["rows"]
+    lines = [
+        "| seed | coarse | fine | ratio | coarse only, trained alone | that over fine | random queries |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in (row for row in found if "ratio" in row):
+        cells = [row["seed"], row["loss_coarse"], row["loss_fine"], _between(row, "ratio", "low", "high")]
+        cells += [row["coarse_alone"], _between(row, "over_alone", "over_low", "over_high"), row["random"]]
+        lines.append("| " + " | ".join(map(figure, cells)) + " |")
+    told = {row["seed"]: row for row in found}
+    lines.append(
+        f"\nOne frame of each clip: {figure(told['one frame']['loss_coarse'])}; words by how often they stand at "
+        f"their places: {figure(told['text prior']['loss_coarse'])}. "
+        f"[All of it](benchmarks/results/foveated_gaze-h200.json)."
+    )
+    return "\n".join(lines)
+
+
+def _between(row: dict[str, Any], *names: str) -> str:
+    value, low, high = (figure(row[name]) for name in names)
+    return f"**{value}** ({low} to {high})"
+
+
 def figure(value: Any) -> str:
     if value is None:
         return ""
@@ -66,12 +92,12 @@ def figure(value: Any) -> str:
 
 
 def filled(text: str, records: dict[str, dict[str, Any]], page: Path) -> str:
-    writers = {"goals": goals, "rows": rows}
+    writers = {"goals": goals, "rows": rows, "gaze": gaze}
 
     def fill(match: re.Match[str]) -> str:
         content = writers[match[2]](records)
-        if page.parent != ROOT:
-            content = content.replace("](benchmarks/", "](../benchmarks/")
+        up = "../" * len(page.parent.relative_to(ROOT).parts)
+        content = content.replace("](benchmarks/", f"]({up}benchmarks/")
         return f"{match[1]}{content}\n{match[3]}"
 
     return _PLACE.sub(fill, text)

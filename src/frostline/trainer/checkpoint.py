@@ -256,12 +256,14 @@ def load(path: Path, *, check: bool = True, only: Iterable[str] | None = None) -
     """Read a checkpoint: its own folder, a run's or its `checkpoints/` (the newest whole one), or a name in
     that one, as in `checkpoints/best`.
 
-    check: every file is held against its checksum while it is read. only: these groups, and no others.
+    check: every file is held against its checksum while it is read. only: these groups, and no others; files
+    of the others may be missing, as where weights were sent without an optimiser's state.
     """
     folder = find(Path(path))
-    _refuse(folder, [CheckpointError(wrong) for wrong in damage(folder)])
+    wanted = None if only is None else list(only)
+    _refuse(folder, [CheckpointError(wrong) for wrong in damage(folder, wanted)])
     manifest = read_manifest(folder)
-    wanted = list(manifest.groups) if only is None else list(only)
+    wanted = list(manifest.groups) if wanted is None else wanted
     if absent := [group for group in wanted if group not in manifest.groups]:
         has = ", ".join(manifest.groups) or "none"
         raise CheckpointError(f"The checkpoint {folder} has no group {', '.join(absent)}; it has: {has}.")

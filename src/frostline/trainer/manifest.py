@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,6 @@ class Manifest:
         }  # fmt: skip
         return json.dumps({**body, "xxh3": _digest(body)}, indent=1, allow_nan=False).encode() + b"\n"
 
-    def files(self) -> list[File]:
-        return [file for files in self.groups.values() for file in files]
-
 
 def _digest(body: Mapping[str, Any]) -> str:
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -85,13 +82,18 @@ def _parsed(body: dict[str, Any]) -> Manifest:
         raise CheckpointError(f"{MANIFEST} lacks what belongs there ({e!r})") from e
 
 
-def damage(folder: Path) -> list[str]:
-    """All that is wrong with a checkpoint as far as names and sizes tell; nothing is read but its JSON."""
+def damage(folder: Path, groups: Collection[str] | None = None) -> list[str]:
+    """All that is wrong with a checkpoint as far as names and sizes tell; nothing is read but its JSON.
+
+    groups: look at the files of these alone.
+    """
     try:
         manifest = read_manifest(folder)
     except (CheckpointError, OSError) as e:
         return [str(e)]
-    return [wrong for file in manifest.files() if (wrong := _wrong(folder, file))]
+    wanted = manifest.groups if groups is None else groups
+    files = [file for group, some in manifest.groups.items() if group in wanted for file in some]
+    return [wrong for file in files if (wrong := _wrong(folder, file))]
 
 
 def _wrong(folder: Path, file: File) -> str | None:

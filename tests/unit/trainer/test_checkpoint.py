@@ -172,6 +172,14 @@ def test_loading_says_all_that_is_wrong_at_once_and_what_is_whole(folder: Path) 
         assert part in str(caught.value)
 
 
+def test_weights_load_where_the_optimisers_state_was_not_sent_along(folder: Path) -> None:
+    path = Checkpoints(folder).save(10, groups(), {})
+    os.unlink(path / "optimizer.safetensors")
+    assert load(path, only=["model"]).groups.keys() == {"model"}
+    with pytest.raises(CheckpointError, match=r"optimizer.safetensors is missing"):
+        load(path)
+
+
 def test_checksums_name_every_file_that_differs(folder: Path) -> None:
     path = Checkpoints(folder).save(10, groups(), {})
     for name in ("model", "optimizer"):
