@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -24,6 +24,8 @@ _LINE = 64
 LARGEST = 6 << 30
 SLOTS = 10
 """As many as the stages of a stream can hold at once, and a few to work ahead in."""
+_HELD = 6
+"""Those of them that the stages of a stream can hold at once."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,13 @@ class Layout:
 
     rows: int
     columns: Mapping[str, tuple[str, tuple[int, ...]]]
+    slots: int = SLOTS
 
     @staticmethod
-    def of(rows: int, samples: Mapping[str, Any]) -> Layout | None:
+    def of(rows: int, samples: Mapping[str, Any], *, ahead: int = 0) -> Layout | None:
         """For values like these, of one sample; None where all must go through pipes.
+
+        ahead: samples that workers may prepare at once, where there is memory for them.
 
         That is where nothing has a fixed shape, it is too much for this machine, or the machine has no such
         memory (only Linux has).
@@ -45,10 +50,15 @@ class Layout:
             for name, value in samples.items()
             if isinstance(value, Tensor) and value.numel()
         }
-        layout = Layout(rows, found)
         if not found or not hasattr(os, "memfd_create"):
             return None
-        return layout if SLOTS * layout.slot_bytes <= most_bytes() else None
+        layout = Layout(rows, found)
+        fit = most_bytes() // layout.slot_bytes
+        return (
+            replace(layout, slots=max(SLOTS, min(fit, _HELD + math.ceil(ahead / rows))))
+            if fit >= SLOTS
+            else None
+        )
 
     def width(self, name: str) -> int:
         """Bytes of a row."""
@@ -92,7 +102,7 @@ class Mapped:
 
     def __init__(self, fd: int, layout: Layout) -> None:
         self.layout = layout
-        self._map = mmap.mmap(fd, SLOTS * layout.slot_bytes)
+        self._map = mmap.mmap(fd, layout.slots * layout.slot_bytes)
         self.whole = memoryview(self._map)
 
     def slot(self, number: int) -> Tensor:
@@ -108,9 +118,9 @@ class Slab(Mapped):
 
     def __init__(self, layout: Layout) -> None:
         self.fd = os.memfd_create("frostline-slab", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, SLOTS * layout.slot_bytes)
+        os.ftruncate(self.fd, layout.slots * layout.slot_bytes)
         super().__init__(self.fd, layout)
-        self._free = [*range(SLOTS)]
+        self._free = [*range(layout.slots)]
         self._changed = threading.Condition()
         self._pinned = False
 

@@ -74,7 +74,8 @@ class Wanted:
 
     @property
     def layout(self) -> Layout | None:
-        return Layout.of(self.block, self.sample) if self.sample else None
+        ahead = 3 * (self.n or cores())
+        return Layout.of(self.block, self.sample, ahead=ahead) if self.sample else None
 
 
 def start(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -214,14 +215,24 @@ def packed(early: Early, layout: Layout | None = None) -> bytes:
 
 
 def rate_of(workers: Workers, places: Sequence[int], *, group: int, block: int, seconds: float) -> float:
-    """Samples a second that workers prepare, over about so long; what they prepare is thrown away."""
-    began, done = time.perf_counter(), 0
-    size = min(block, 2 * workers.n * group)
+    """Samples a second that workers prepare, over about so long; what they prepare is thrown away.
+
+    All of them have something to do, however small a block is.
+    """
+    enough = 2 * workers.n * group
+    size = min(block, enough)
+    waiting: deque[tuple[int, Pending]] = deque()
+    began, took, begun = time.perf_counter(), 0.0, 0
     while True:
-        pending = workers.begin(places[done : done + size], group=group)
-        if pending is not None:
-            pending.result()
-        done += size
+        while took <= seconds and begun < len(places) and sum(n for n, _ in waiting) < enough:
+            some = places[begun : begun + size]
+            pending = workers.begin(some, group=group, wait=not waiting)
+            if pending is None:
+                break  # the shared memory is full
+            waiting.append((len(some), pending))
+            begun += len(some)
+            del pending
+        if not waiting:
+            return begun / max(took, 1e-9)
+        waiting.popleft()[1].result()
         took = time.perf_counter() - began
-        if done >= len(places) or took >= seconds:
-            return min(done, len(places)) / max(took, 1e-9)

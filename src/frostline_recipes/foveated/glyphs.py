@@ -83,6 +83,7 @@ class _Set:
     fps: int
     objects: int
     scale: float
+    changes: int
     splits: tuple[float, ...]
 
     def name(self) -> str:
@@ -92,8 +93,9 @@ class _Set:
 
     def world(self, i: int) -> Script:
         return script(
-            i, seed=self.seed, size=self.size, seconds=self.seconds, objects=self.objects, scale=self.scale
-        )
+            i, seed=self.seed, size=self.size, seconds=self.seconds, objects=self.objects, scale=self.scale,
+            changes=self.changes,
+        )  # fmt: skip
 
     def split(self, i: int) -> str:
         """By index, train first. A split that has a share has at least one clip."""
@@ -122,6 +124,8 @@ class _Set:
             found.append(f"objects is {self.objects}; 1 to 8, more find no room to keep apart")
         if not 0.5 <= self.scale <= 2:
             found.append(f"scale is {self.scale:g}; 0.5 to 2")
+        if self.changes not in (1, 2):
+            found.append(f"changes is {self.changes}; 1 (of colour) or 2 (of colour, then of kind)")
         return found
 
 
@@ -140,16 +144,19 @@ def make(
     fps: int = 4,
     objects: int = 6,
     scale: float = 1.0,
+    changes: int = 2,
     splits: Sequence[float] = (0.8, 0.1, 0.1),
     workers: int | None = None,
 ) -> Path:
     """The folder of a set, below `folder`; made now unless it is there. Other arguments make another folder.
 
     objects, scale: how many glyphs there are, and how large, in their usual size (30 of 256 pixels).
+    changes:        1: every glyph changes its colour once; 2: and later its kind.
     It holds clips/000000.mp4 … and captions.csv with path, caption, split, and what is true of each clip. It
     is written aside and renamed when it is whole. Whoever asks for the same set meanwhile waits for it.
     """
-    asked = _Set(n, seed, size, float(seconds), fps, objects, float(scale), tuple(map(float, splits)))
+    shares = tuple(map(float, splits))
+    asked = _Set(n, seed, size, float(seconds), fps, objects, float(scale), changes, shares)
     if problems := asked.problems():
         raise UsageError("glyphs.make(…) cannot make such clips:", problems=problems)
     place = Path(folder) / asked.name()

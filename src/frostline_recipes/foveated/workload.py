@@ -42,6 +42,7 @@ def workload(
     n_clips: int = 2000,
     objects: int = 6,
     glyph_scale: float = 1.0,
+    changes: int = 2,
     clip_size: int = 256,
     clip_fps: int = 4,
     encoder: str = "small",
@@ -70,8 +71,8 @@ def workload(
     captions:        a list with them, where `videos` has none.
     num_frames:      frames a clip that the model sees, out of `stored_frames` spread over the whole clip.
     limit:           at most so many clips.
-    n_clips:         of the embedded set; they show `objects` glyphs, glyph_scale times their usual size, in
-                     clip_size pixels at clip_fps frames a second.
+    n_clips:         of the embedded set; they show `objects` glyphs, glyph_scale times their usual size, that
+                     change their colour (changes=1) and then their kind, in clip_size pixels at clip_fps.
     encoder:         small, dinov2-s14, dinov3-s16, a folder, or a name on the hub. Likewise llm and vae.
     attention:       shallow, over stored features; deep, through all layers of the encoder, from frames.
     train_encoder:   the encoder learns too: frames are stored, not features.
@@ -86,7 +87,10 @@ def workload(
     vision = networks.find(encoder=encoder, llm=llm, vae=vae, size=frame_size)
     told = objective != "reconstruct"
     tokens = stages.Tokenizer(networks.tokenizer_of(llm), max_length=max_tokens) if told else None
-    made = {"n": n_clips, "objects": objects, "scale": glyph_scale, "size": clip_size, "fps": clip_fps}
+    made = {
+        "n": n_clips, "objects": objects, "scale": glyph_scale, "changes": changes, "size": clip_size,
+        "fps": clip_fps,
+    }  # fmt: skip
     source = clips(videos, captions, min_s, max_s, limit, told, made)
     stored = attention == "shallow" and not train_encoder
     steps: list[Any] = [

@@ -97,8 +97,12 @@ def script(
     seconds: float = 24.0,
     objects: int = 6,
     scale: float = 1.0,
+    changes: int = 2,
 ) -> Script:
-    """World `index` of a set. `size` only sets how it is painted: the same world comes in every size."""
+    """World `index` of a set. `size` only sets how it is painted: the same world comes in every size.
+
+    changes: 2; or 1, and every glyph keeps its kind.
+    """
     draw = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, index])))
     room = Room(max(_INSIDE, BRACKET * scale / 2), APART * scale)
     arcs = _arcs(draw, objects, room)
@@ -108,6 +112,8 @@ def script(
         colours, kinds = [c for c in COLOURS if c != before.colour], [k for k in KINDS if k != before.kind]
         after = Look(str(draw.choice(colours)), str(draw.choice(kinds)))
         colour_s, kind_s = (float(draw.uniform(*span)) * seconds for span in (COLOUR, KIND))
+        if changes < 2:
+            after, kind_s = Look(after.colour, before.kind), seconds
         glyphs.append(Glyph(before, after, colour_s, kind_s, (x, y), heading, turn, length))
     # The target is chosen last and by itself: being the target says nothing about place, path or looks.
     target, background = int(draw.integers(objects)), int(draw.integers(2**31))
@@ -134,7 +140,8 @@ def cued(world: Script, t_s: float) -> bool:
 def caption(world: Script) -> str:
     """What the target was and what it became."""
     a, b = world.glyphs[world.target].before, world.glyphs[world.target].after
-    return f"a {a.colour} {a.kind} turns {b.colour} and then becomes a {b.kind}"
+    became = "" if a.kind == b.kind else f" and then becomes a {b.kind}"
+    return f"a {a.colour} {a.kind} turns {b.colour}{became}"
 
 
 def frame(world: Script, t_s: float) -> Pixels:

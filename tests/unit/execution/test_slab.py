@@ -61,3 +61,12 @@ def test_much_memory_makes_no_larger_slab_than_the_largest(monkeypatch: pytest.M
 def test_where_the_system_has_no_such_memory_rows_go_through_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     assert Layout.of(5, SAMPLE) is None
+
+
+def test_small_blocks_get_as_many_slots_as_keep_workers_busy_and_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 1 << 50)
+    assert [Layout.of(5, SAMPLE, ahead=ahead).slots for ahead in (0, 20, 48)] == [SLOTS, SLOTS, 16]  # type: ignore[union-attr]
+    free(monkeypatch, 4 * 12 * (64 + 128))
+    few = Layout.of(5, SAMPLE, ahead=48)
+    assert few is not None
+    assert few.slots == 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from typing import Any
 
 import pytest
@@ -151,4 +152,18 @@ def test_processes_are_used_when_asked_for_unless_rows_of_a_store_are_given() ->
 def test_a_rate_is_of_finished_samples() -> None:
     threads = Threads(EARLY, 2)
     assert rate_of(threads, range(5), group=1, block=4, seconds=0.0) > 0
+    threads.close()
+
+
+def test_a_rate_is_of_all_workers_also_where_a_block_is_one_sample() -> None:
+    """Each waits for the others: with fewer under way at once, nobody would get through."""
+    meeting = threading.Barrier(4, timeout=30)
+
+    def met(x: int) -> int:
+        meeting.wait()
+        return x
+
+    threads = Threads(Early(SOURCE, [fl.Stage("y", met, reads="x")], ["x"], ["y"]), 4)
+    assert rate_of(threads, range(8), group=1, block=1, seconds=0.0) > 0
+    assert not meeting.broken
     threads.close()
