@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,9 +45,9 @@ LARGE: dict[str, Any] = {
     "max_tokens": 16,
 }  # fmt: skip
 SMALL: dict[str, Any] = {
-    "n_clips": 1280, "objects": 3, "glyph_scale": 1.8, "changes": 1, "clip_size": 64, "clip_fps": 1,
+    "n_clips": 1024, "objects": 3, "glyph_scale": 1.8, "changes": 1, "clip_size": 64, "clip_fps": 1,
     "frame_size": 64, "stored_frames": 8, "num_frames": 6, "encoder": "tiny", "llm": "tiny", "batch_size": 32,
-    "max_tokens": 16, "warmup_steps": 100, "eval_every": 150,
+    "max_tokens": 16, "warmup_steps": 100, "eval_every": 175,
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "foveated": {},
@@ -166,28 +168,25 @@ def row_of(seed: int, each: dict[str, Any], health: dict[str, float], alone: Any
 
 
 def train_all(jobs: list[tuple[str, int]], small: bool, steps: int, folder: Path) -> None:
-    """On a GPU side by side; on few cores one after the other."""
-    running = []
-    for model, seed in jobs:
-        if (folder / f"{model}-{seed}" / "seconds").exists():
-            continue
-        given = json.dumps(
-            [small, model, seed, steps, str(folder / f"{model}-{seed}"), str(folder / "store")]
+    """Side by side: on a GPU all, otherwise one a core, each with one thread."""
+
+    def one(model: str, seed: int) -> None:
+        run = folder / f"{model}-{seed}"
+        if (run / "done").exists():
+            return
+        given = json.dumps([small, model, seed, steps, str(run), str(folder / "store")])
+        env = {**os.environ} if CUDA else {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, __file__, "--one", given], env=env, capture_output=True, text=True, check=False
         )
-        out = (folder / f"{model}-{seed}.log").open("w")
-        running.append(
-            (
-                model,
-                seed,
-                subprocess.Popen([sys.executable, __file__, "--one", given], stdout=out, stderr=out),
-            )
-        )
-        if not CUDA:
-            running[-1][2].wait()
-    for model, seed, process in running:
-        if process.wait():
-            raise SystemExit(f"{model} {seed}: " + (folder / f"{model}-{seed}.log").read_text()[-3000:])
+        (folder / f"{model}-{seed}.log").write_text(done.stdout + done.stderr)
+        if done.returncode:
+            raise SystemExit(f"{model}, seed {seed}: {done.stderr[-3000:]}")
         print(f"[{time.strftime('%H:%M:%S')}] {model}, seed {seed}: trained", flush=True)
+
+    with ThreadPoolExecutor(len(jobs) if CUDA else os.cpu_count()) as pool:
+        for _ in pool.map(lambda job: one(*job), jobs):
+            pass
 
 
 def main() -> None:
@@ -207,7 +206,7 @@ def main() -> None:
         train_one(*json.loads(given.one))
         return
     command = " ".join(["benchmarks/foveated_gaze.py", *sys.argv[1:]])
-    steps = given.steps or (450 if given.small else 2400)
+    steps = given.steps or (350 if given.small else 2400)
     with tempfile.TemporaryDirectory() as place:
         folder = given.scratch or Path(place)
         rows, goals = measure(given.small, given.seeds or (1 if given.small else 3), steps, folder)
