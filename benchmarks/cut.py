@@ -5,15 +5,18 @@
 Three workloads made on the spot, whose best cuts differ: decoding large pictures (store the frames, since a
 random crop comes after them), a frozen encoder (store its features), and numbers that cost next to nothing
 (store nothing). A fourth has rows so small that both ways take about as long: what counts there is that
-neither is forecast wrongly. For each, the plan is made from 5 % of the samples; then the chosen cut and its
-rival are really frozen and run for some epochs: batches as a training gets them, and its step. One epoch
-warms up, and is not counted.
+neither is forecast wrongly. The best cut and its rival are really frozen. Then, in each round, the plan is
+made anew from 5 % of the samples, and both cuts are run for an epoch or two: batches as a training gets
+them, and its step. A cut's first epoch warms up, and is not counted. What is kept is the middle ratio of
+forecast and epoch over the rounds: on shared cores, whose speed drifts within seconds, one tells little.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -34,7 +37,7 @@ from frostline.freezer.progress import Reporter
 from frostline.freezer.run import run
 from frostline.step import Step
 from frostline.supply import supply
-from frostline.timing import spread
+from frostline.timing import ratio
 from frostline.training import Training
 
 WITHIN = 0.15
@@ -168,62 +171,79 @@ CASES = [
 # --- what happens -------------------------------------------------------------------------------------
 
 
-def epochs(work: fl.Workload, store: fl.Store | None, n: int) -> list[float]:
-    """Seconds of each of n epochs, after one that warms up."""
-    model = work.model.get().to(DEVICE).train()
-    step = Step(model, work.loss, work.optimizer(model), training=Training(), device=DEVICE)  # type: ignore
-    stores = None if store is None else {"data": store}
-    batches = supply(work, stores, split=None, batch_size=work.batch_size or 1, device=DEVICE)
-    took = []
-    for _ in range(n + 1):
-        began = time.perf_counter()
-        for batch in batches:
-            step(batch)
-        if CUDA:
-            torch.cuda.synchronize()
-        took.append(time.perf_counter() - began)
-    batches.close()
-    return took[1:]
+class Cut:
+    """A cut of a case: forecast and run in turns."""
 
+    def __init__(self, case: Case, work: fl.Workload, fields: tuple[str, ...], scratch: Path) -> None:
+        self.case, self.work, self.fields = case, work, fields
+        self.name = " and ".join(fields) or "nothing"
+        self.forecasts: list[Option] = []
+        self.took: list[float] = []
+        self.store, self.bytes, self.freeze_s = None, 0, 0.0
+        if fields:
+            root = scratch / "-".join(fields)
+            outcome = run(
+                next(iter(work.pipelines.values())), root, Options(cut=fields), Reporter(quiet=True)
+            )
+            self.store, self.freeze_s = outcome.store, outcome.seconds
+            self.bytes = sum(p.stat().st_size for p in root.rglob("*") if p.is_file())
 
-def happened(case: Case, work: fl.Workload, option: Option, scratch: Path, rounds: int) -> dict[str, Any]:
-    """A cut's forecast beside what it really takes."""
-    store, written, froze = None, 0, 0.0
-    if option.fields:
-        data = next(iter(work.pipelines.values()))
-        root = scratch / "store"
-        outcome = run(data, root, Options(cut=option.fields), Reporter(quiet=True))
-        store, froze = outcome.store, outcome.seconds
-        written = sum(p.stat().st_size for p in root.rglob("*") if p.is_file())
-    took = spread(epochs(work, store, rounds))
-    shutil.rmtree(scratch / "store", ignore_errors=True)
-    return {
-        "case": case.name, "stored": option.name, "epoch_forecast_s": option.epoch_s,
-        "epoch_s": took.median, "low": took.low, "high": took.high,
-        "epoch_off": option.epoch_s / took.median - 1,
-        "bytes_forecast": option.bytes, "bytes": written,
-        "bytes_off": option.bytes / written - 1 if written else 0.0,
-        "freeze_forecast_s": option.freeze_s, "freeze_s": froze,
-    }  # fmt: skip
+    def epochs(self, n: int) -> None:
+        """Time an epoch: the middle one of n."""
+        work, stores = self.work, None if self.store is None else {"data": self.store}
+        model = work.model.get().to(DEVICE).train()
+        step = Step(model, work.loss, work.optimizer(model), training=Training(), device=DEVICE)  # type: ignore
+        batches = supply(work, stores, split=None, batch_size=work.batch_size or 1, device=DEVICE)
+        took, warm_up = list[float](), not self.took
+        for _ in range(n + warm_up):
+            began = time.perf_counter()
+            for batch in batches:
+                step(batch)
+            if CUDA:
+                torch.cuda.synchronize()
+            took.append(time.perf_counter() - began)
+        batches.close()
+        self.took.append(statistics.median(took[-n:]))
+
+    def row(self) -> dict[str, Any]:
+        forecasts = [option.epoch_s for option in self.forecasts]
+        off = ratio(forecasts, self.took)
+        size = statistics.median(option.bytes for option in self.forecasts)
+        return {
+            "case": self.case.name, "stored": self.name,
+            "epoch_forecast_s": statistics.median(forecasts), "epoch_s": statistics.median(self.took),
+            "epoch_off": off.median - 1, "low": off.low - 1, "high": off.high - 1,
+            "bytes_forecast": size, "bytes": self.bytes,
+            "bytes_off": size / self.bytes - 1 if self.bytes else 0.0,
+            "freeze_forecast_s": statistics.median(option.freeze_s for option in self.forecasts),
+            "freeze_s": self.freeze_s,
+        }  # fmt: skip
 
 
 def measure(case: Case, scratch: Path, rounds: int) -> tuple[list[Any], list[Any]]:
     work = case.make(scratch)
-    step = step_cost(work, device=DEVICE)
-    began = time.perf_counter()
-    found: CutPlan = plan(work, epochs=case.epochs, device=DEVICE, step=step, out=scratch / "store")
-    print(f"\n{case.name}: planned in {time.perf_counter() - began:.1f} s\n{found.table()}", flush=True)
-    rows = []
-    for cut in (case.best, case.rival):
-        option = found.option(cut)
-        if option is not None:
-            rows.append(happened(case, work, option, scratch, rounds if cut == case.best else 2))
+    cuts = [Cut(case, work, fields, scratch) for fields in (case.best, case.rival)]
+    chosen: list[CutPlan] = []
+    for k in range(rounds):
+        step = step_cost(work, device=DEVICE)
+        began = time.perf_counter()
+        chosen.append(plan(work, epochs=case.epochs, device=DEVICE, step=step, out=scratch / "store"))
+        print(f"{case.name}, {k + 1} of {rounds}: planned in {time.perf_counter() - began:.1f} s", flush=True)
+        for one in cuts:
+            option = chosen[-1].option(one.fields)
+            if option is None:
+                raise RuntimeError(f"{case.name}: {one.name} is not among the cuts that were compared")
+            one.forecasts.append(option)
+            one.epochs(2 if one.fields == case.best else 1)
+    print(chosen[-1].table(), flush=True)
+    rows = [one.row() for one in cuts]
     goals = []
     if case.clear:
         named = " and ".join(case.best) or "nothing"
-        goals.append(goal(f"{case.name}: {named} chosen", 1, int(found.cut == case.best)))
-    runs = {row["stored"]: row["freeze_s"] + case.epochs * row["epoch_s"] for row in rows}
-    longer = runs[found.chosen.name] / min(runs.values()) - 1
+        right = min(int(found.cut == case.best) for found in chosen)
+        goals.append(goal(f"{case.name}: {named} chosen, in every round", 1, right))
+    runs = {one.fields: one.freeze_s + case.epochs * statistics.median(one.took) for one in cuts}
+    longer = max(runs.get(found.cut, math.inf) for found in chosen) / min(runs.values()) - 1
     goals.append(goal(f"{case.name}: the run, longer than the best by", WITHIN, longer, at_most=True))
     for row in rows:
         what = f"{case.name}, {row['stored']} stored"
@@ -237,7 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5, help="epochs that are timed")
+    parser.add_argument("--rounds", type=int, default=3, help="of a forecast and epochs after it")
     parser.add_argument("--threads", type=int, help="torch's; 1 where others use the same cores")
     parser.add_argument("--only", help="only cases whose name contains this")
     parser.add_argument("--also", type=Path, help="another folder for the result")
