@@ -17,12 +17,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import frostline as fl
-from frostline import stages
 from frostline.errors import UsageError
 from frostline_recipes.foveated import networks
 from frostline_recipes.foveated.model import Objective
 from frostline_recipes.foveated.networks import Vision
-from frostline_recipes.foveated.workload import SPLITS, assembled
+from frostline_recipes.foveated.training import SPLITS, Settings, trained
 
 
 def workload(
@@ -55,28 +54,26 @@ def workload(
 
     The rest is as in `foveated`.
     """
+    how = Settings(
+        objective, fine_iterations, lambda_coarse, batch_size, grad_accum, learning_rate, warmup_steps,
+        precision, max_tokens, eval_every, seed,
+    )  # fmt: skip
+    if problems := how.problems():
+        raise UsageError("foveated cannot work:", problems=problems)
     wanted = {"features": features}
     if objective != "caption":
         wanted["latents"] = latents
-    if objective != "reconstruct":
+    if how.tells:
         wanted["caption"] = caption
     rows = Rows(fl.Store.open(store), wanted)
     vision = _seen(rows, prefix, num_frames)
     networks.find(encoder="small", llm=llm, vae="small", size=256)
-    seen, steps = [name for name in wanted if name != "caption"], []
-    if "caption" in wanted:
-        tokens = stages.Tokenizer(networks.tokenizer_of(llm), max_length=max_tokens)
-        steps.append(
-            fl.Stage("tokens", tokens, reads="caption", writes={"tokens": fl.Field((None,), "int64")})
-        )
+    seen = [name for name in wanted if name != "caption"]
+    steps = [networks.tokens(llm, max_tokens)] if how.tells else []
     outputs = [*seen, *(name for stage in steps for name in stage.writes)]
     picked = fl.Pick(seen, num_frames, eval="spread")
-    return assembled(
-        fl.Pipeline(rows.source(), *steps, picked, outputs=outputs), vision, llm, splits=SPLITS,
-        fine_iterations=fine_iterations, lambda_coarse=lambda_coarse, objective=objective,
-        batch_size=batch_size, grad_accum=grad_accum, learning_rate=learning_rate, warmup_steps=warmup_steps,
-        precision=precision, max_tokens=max_tokens, eval_every=eval_every, seed=seed,
-    )  # fmt: skip
+    pipeline = fl.Pipeline(rows.source(), *steps, picked, outputs=outputs)
+    return trained(pipeline, vision, llm, how, splits=SPLITS)
 
 
 class Rows:

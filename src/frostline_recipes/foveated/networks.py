@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import frostline as fl
 from frostline import stages
 from frostline.errors import UsageError
 from frostline_recipes.foveated import names
@@ -126,15 +127,21 @@ def tokenizer_of(llm: str) -> str:
     return str(SMALL / "tokenizer") if llm in OWN_LLMS else LLMS.get(llm, llm)
 
 
+def tokens(llm: str, most: int) -> fl.Stage:
+    """The stage that makes a caption's tokens, at most so many."""
+    tokenizer = stages.Tokenizer(tokenizer_of(llm), max_length=most)
+    return fl.Stage("tokens", tokenizer, reads="caption", writes={"tokens": fl.Field((None,), "int64")})
+
+
 def language_model(name: str, *, seed: int = 0) -> Any:
     """A causal language model of transformers; "small" and "tiny" have random weights of `seed`."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     if name in OWN_LLMS:
-        tokens = AutoTokenizer.from_pretrained(tokenizer_of(name))
+        words = AutoTokenizer.from_pretrained(tokenizer_of(name))
         config = LlamaConfig(
-            **OWN_LLMS[name], vocab_size=len(tokens), bos_token_id=tokens.bos_token_id,
-            eos_token_id=tokens.eos_token_id, pad_token_id=tokens.pad_token_id,
+            **OWN_LLMS[name], vocab_size=len(words), bos_token_id=words.bos_token_id,
+            eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id,
         )  # fmt: skip
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

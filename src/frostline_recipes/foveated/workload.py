@@ -6,25 +6,20 @@ frostline train foveated videos=clips/ captions=captions.csv encoder=dinov2-s14 
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 import frostline as fl
 from frostline import stages
 from frostline.errors import UsageError
-from frostline_recipes.foveated import data, glyphs, metrics, networks
-from frostline_recipes.foveated.encoder import Encoder
-from frostline_recipes.foveated.gaze import Deep, Shallow
-from frostline_recipes.foveated.model import Foveated, Objective
-from frostline_recipes.foveated.networks import Vision
+from frostline_recipes.foveated import data, glyphs, networks
+from frostline_recipes.foveated.model import Objective
+from frostline_recipes.foveated.training import SPLITS, Settings, trained
 
 EMBEDDED = "glyphs"
 
@@ -82,89 +77,39 @@ def workload(
     grad_accum:      batches of batch_size that make one update.
     learning_rate:   default: 1e-3 for the small language model, 1e-4 for a trained one.
     """
-    least = 1 if objective == "caption" else 2
-    _refuse(least, num_frames, stored_frames, fine_iterations, grad_accum, batch_size, objects)
+    how = Settings(
+        objective, fine_iterations, lambda_coarse, batch_size, grad_accum, learning_rate, warmup_steps,
+        precision, max_tokens, eval_every, seed, attention, train_encoder,
+    )  # fmt: skip
+    _refuse(how, num_frames, stored_frames, objects)
     vision = networks.find(encoder=encoder, llm=llm, vae=vae, size=frame_size)
-    told = objective != "reconstruct"
-    tokens = stages.Tokenizer(networks.tokenizer_of(llm), max_length=max_tokens) if told else None
     made = {
         "n": n_clips, "objects": objects, "scale": glyph_scale, "changes": changes, "size": clip_size,
         "fps": clip_fps,
     }  # fmt: skip
-    source = clips(videos, captions, min_s, max_s, limit, told, made)
-    stored = attention == "shallow" and not train_encoder
-    steps: list[Any] = [
-        fl.Stage(
-            "clip", stages.Video(frames=stored_frames, size=frame_size, fit="cover"), reads="path",
-            writes=("frames", "times"),
-        )
-    ]  # fmt: skip
+    source = clips(videos, captions, min_s, max_s, limit, how.tells, made)
     chunk = max(1, frames_a_call // stored_frames)
-    if stored:
+    video = stages.Video(frames=stored_frames, size=frame_size, fit="cover")
+    steps: list[Any] = [fl.Stage("clip", video, reads="path", writes=("frames", "times"))]
+    seen = ["frames", "times"]
+    if attention == "shallow" and not train_encoder:
+        seen[0] = "features"
         network = fl.lazy(features, frame_size, **networks.place(encoder))
-        steps.append(
-            fl.Stage(
-                "features", network, reads="frames", on="device", batch_size=chunk, compile=compile_encoder,
-                precision=None if encoder_precision == "fp32" else encoder_precision,
-            )
+        half = None if encoder_precision == "fp32" else encoder_precision
+        looks = fl.Stage(
+            "features", network, reads="frames", on="device", batch_size=chunk, compile=compile_encoder,
+            precision=half,
         )  # fmt: skip
+        steps.append(looks)
     if objective != "caption":
-        steps.append(
-            fl.Stage(
-                "latents", fl.lazy(networks.autoencoder, vae), reads="frames", on="device", batch_size=chunk
-            )
-        )
-    if tokens is not None:
-        steps.append(
-            fl.Stage("tokens", tokens, reads="caption", writes={"tokens": fl.Field((None,), "int64")})
-        )
-    seen = ["features" if stored else "frames", "times", *(["latents"] if objective != "caption" else [])]
+        seen.append("latents")
+        shrink = fl.lazy(networks.autoencoder, vae)
+        steps.append(fl.Stage("latents", shrink, reads="frames", on="device", batch_size=chunk))
+    if how.tells:
+        steps.append(networks.tokens(llm, max_tokens))
     steps.append(fl.Pick(seen, num_frames, eval="spread"))
-    return assembled(
-        fl.Pipeline(source, *steps, outputs=[*seen, *(["tokens"] if told else [])]), vision, llm,
-        splits="split" if "split" in source.fields else SPLITS, attention=attention,
-        train_encoder=train_encoder, fine_iterations=fine_iterations, lambda_coarse=lambda_coarse,
-        objective=objective, batch_size=batch_size, grad_accum=grad_accum, learning_rate=learning_rate,
-        warmup_steps=warmup_steps, precision=precision, max_tokens=max_tokens, eval_every=eval_every,
-        seed=seed,
-    )  # fmt: skip
-
-
-SPLITS = {"train": 0.8, "val": 0.1, "test": 0.1}
-"""Where nobody says which clip is of which split."""
-
-
-def assembled(
-    pipeline: fl.Pipeline, vision: Vision, llm: str, *, splits: Any, fine_iterations: int,
-    lambda_coarse: float, objective: Objective, batch_size: int, grad_accum: int, learning_rate: float | None,
-    warmup_steps: int, precision: str, max_tokens: int, eval_every: int | None, seed: int,
-    attention: str = "shallow", train_encoder: bool = False,
-) -> fl.Workload:  # fmt: skip
-    """The model, its loss and its training, on whatever makes the batches."""
-    told, own = objective != "reconstruct", llm in networks.OWN_LLMS
-    return fl.Workload(
-        pipeline,
-        model=fl.lazy(
-            build, vision, llm, attention=attention, train_encoder=train_encoder, seed=seed,
-            fine_iterations=fine_iterations, objective=objective, caption_length=max_tokens if told else None,
-        ),
-        loss=functools.partial(metrics.loss, lambda_coarse=lambda_coarse, coarse_only=fine_iterations == 0),
-        optimizer=functools.partial(adamw, rate=learning_rate or (1e-3 if own else 1e-4)),
-        evaluate=functools.partial(metrics.evaluate, coarse_only=fine_iterations == 0),
-        metric=fl.Metric("loss", better="lower", margin=0.01),
-        splits=splits,
-        batch_size=batch_size * grad_accum,
-        training={
-            "precision": precision, "clip": 1.0, "seed": seed, "warmup_steps": warmup_steps,
-            "microbatch": batch_size if grad_accum > 1 else None, "eval_every": eval_every,
-            "unused": (*(() if fine_iterations else ("ask.*", "first")), *(() if told else _WORDS)),
-        },
-        checks=[caption_loss_starts_near_uniform] if told and own else [],
-    )  # fmt: skip
-
-
-_WORDS = ("llm.lm_head.*", "llm.model.embed_tokens.*")
-"""Without captions no word is read or told."""
+    pipeline = fl.Pipeline(source, *steps, outputs=[*seen, *(["tokens"] if how.tells else [])])
+    return trained(pipeline, vision, llm, how, splits="split" if "split" in source.fields else SPLITS)
 
 
 def clips(
@@ -190,55 +135,6 @@ def features(frame_size: int, **tower: Any) -> nn.Module:
     return network.eval().requires_grad_(False)
 
 
-def build(
-    vision: Vision,
-    llm: str,
-    *,
-    attention: str,
-    train_encoder: bool,
-    seed: int,
-    fine_iterations: int,
-    objective: Objective,
-    caption_length: int | None,
-) -> Foveated:
-    """The model that is trained; parts without weights of their own start from `seed`."""
-    words = networks.language_model(llm, seed=seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        inside = None
-        if attention == "deep" or train_encoder:
-            inside = Encoder(
-                networks.encoder(vision.name), networks.preprocess(vision.size), trainable=train_encoder
-            )
-        gaze: nn.Module
-        if attention == "deep":
-            gaze = Deep(inside, grid=vision.grid, prefix=vision.prefix)  # type: ignore[arg-type]
-        else:
-            gaze = Shallow(
-                vision.width, heads=vision.width // (64 if vision.width % 64 == 0 else 32),
-                grid=vision.grid, prefix=vision.prefix, encoder=inside,
-            )  # fmt: skip
-        return Foveated(
-            gaze, words, fine_iterations=max(1, fine_iterations), objective=objective,
-            caption_length=caption_length,
-        )  # fmt: skip
-
-
-def adamw(model: nn.Module, *, rate: float) -> torch.optim.Optimizer:
-    trained = [p for p in model.parameters() if p.requires_grad]
-    fused = True if trained[0].is_cuda else None
-    return torch.optim.AdamW(trained, rate, weight_decay=0.01, betas=(0.9, 0.98), fused=fused)
-
-
-def caption_loss_starts_near_uniform(model: Any, batch: Any, figures: Any) -> str | None:
-    """Before the first step a language model with random weights tells nothing: ln V, or labels are wrong."""
-    uniform = math.log(model.llm.config.vocab_size)
-    told = float(figures["loss_coarse"])
-    if model.objective == "caption" and abs(told - uniform) > 1.0:
-        return f"the first caption loss is {told:.2f}; with so many words it should be near {uniform:.2f}"
-    return None
-
-
 def load(checkpoint: str) -> tuple[nn.Module, fl.Workload]:
     """The model of a checkpoint or run, and the workload with the parameters it was trained with."""
     from frostline.trainer import restored
@@ -257,27 +153,17 @@ def load(checkpoint: str) -> tuple[nn.Module, fl.Workload]:
             f"checkpoint={checkpoint!r} was trained with {', '.join(other)}, which foveated has not: by "
             "another recipe, or another version of this one."
         )
-    trained = workload(**parameters)
-    return restored(trained, checkpoint), trained
+    work = workload(**parameters)
+    return restored(work, checkpoint), work
 
 
-def _refuse(
-    least: int,
-    num_frames: int,
-    stored_frames: int,
-    fine_iterations: int,
-    grad_accum: int,
-    batch_size: int,
-    objects: int,
-) -> None:
-    problems = []
+def _refuse(how: Settings, num_frames: int, stored_frames: int, objects: int) -> None:
+    problems = how.problems()
+    least = how.fewest_frames
     if not least <= num_frames <= stored_frames:
         told = f"num_frames is {num_frames} and stored_frames {stored_frames}"
-        problems.append(f"{told}; {least} ≤ num_frames ≤ stored_frames")
-    if fine_iterations < 0:
-        problems.append(f"fine_iterations is {fine_iterations}; at least 0 (0: the coarse pass alone)")
-    for name, value in (("grad_accum", grad_accum), ("batch_size", batch_size), ("objects", objects)):
-        if value < 1:
-            problems.append(f"{name} is {value}; at least 1")
+        problems.insert(0, f"{told}; {least} ≤ num_frames ≤ stored_frames")
+    if objects < 1:
+        problems.append(f"objects is {objects}; at least 1")
     if problems:
         raise UsageError("foveated cannot work:", problems=problems)

@@ -14,7 +14,8 @@ import torch
 import frostline as fl
 from frostline.supply import supply
 from frostline_recipes.foveated import glyphs, metrics, networks
-from frostline_recipes.foveated.workload import caption_loss_starts_near_uniform, features
+from frostline_recipes.foveated.training import caption_loss_starts_near_uniform
+from frostline_recipes.foveated.workload import features
 
 pytest.importorskip("av")
 pytest.importorskip("transformers")

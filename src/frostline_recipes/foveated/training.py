@@ -1,0 +1,128 @@
+"""The model and its training, on whatever makes the batches."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import frostline as fl
+from frostline_recipes.foveated import metrics, networks
+from frostline_recipes.foveated.encoder import Encoder
+from frostline_recipes.foveated.gaze import Deep, Shallow
+from frostline_recipes.foveated.model import Foveated, Objective
+from frostline_recipes.foveated.networks import Vision
+
+SPLITS = {"train": 0.8, "val": 0.1, "test": 0.1}
+"""Where nobody says which clip is of which split."""
+_WORDS = ("llm.lm_head.*", "llm.model.embed_tokens.*")
+"""Without captions no word is read or told."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is made and trained; the parameters of the recipe say what they mean."""
+
+    objective: Objective
+    fine_iterations: int
+    lambda_coarse: float
+    batch_size: int
+    grad_accum: int
+    learning_rate: float | None
+    warmup_steps: int
+    precision: str
+    max_tokens: int
+    eval_every: int | None
+    seed: int
+    attention: str = "shallow"
+    train_encoder: bool = False
+
+    @property
+    def tells(self) -> bool:
+        """Whether captions are told."""
+        return self.objective != "reconstruct"
+
+    @property
+    def coarse_only(self) -> bool:
+        return self.fine_iterations == 0
+
+    @property
+    def fewest_frames(self) -> int:
+        return 1 if self.objective == "caption" else 2
+
+    def problems(self) -> list[str]:
+        """Everything that no training can work with."""
+        found = []
+        if self.fine_iterations < 0:
+            found.append(f"fine_iterations is {self.fine_iterations}; at least 0 (0: the coarse pass alone)")
+        for name in ("grad_accum", "batch_size"):
+            if getattr(self, name) < 1:
+                found.append(f"{name} is {getattr(self, name)}; at least 1")
+        return found
+
+
+def trained(pipeline: fl.Pipeline, vision: Vision, llm: str, how: Settings, *, splits: Any) -> fl.Workload:
+    """The workload: a model for this encoder and language model, its loss, and its training."""
+    own = llm in networks.OWN_LLMS
+    unused = (*(("ask.*", "first") if how.coarse_only else ()), *(() if how.tells else _WORDS))
+    return fl.Workload(
+        pipeline,
+        model=fl.lazy(build, vision, llm, how),
+        loss=functools.partial(
+            metrics.loss, lambda_coarse=how.lambda_coarse, coarse_only=how.coarse_only
+        ),
+        optimizer=functools.partial(adamw, rate=how.learning_rate or (1e-3 if own else 1e-4)),
+        evaluate=functools.partial(metrics.evaluate, coarse_only=how.coarse_only),
+        metric=fl.Metric("loss", better="lower", margin=0.01),
+        splits=splits,
+        batch_size=how.batch_size * how.grad_accum,
+        training={
+            "precision": how.precision, "clip": 1.0, "seed": how.seed, "warmup_steps": how.warmup_steps,
+            "microbatch": how.batch_size if how.grad_accum > 1 else None, "eval_every": how.eval_every,
+            "unused": unused,
+        },
+        checks=[caption_loss_starts_near_uniform] if how.tells and own else [],
+    )  # fmt: skip
+
+
+def build(vision: Vision, llm: str, how: Settings) -> Foveated:
+    """The model that is trained; parts without weights of their own start from the seed."""
+    words = networks.language_model(llm, seed=how.seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(how.seed)
+        inside = None
+        if how.attention == "deep" or how.train_encoder:
+            inside = Encoder(
+                networks.encoder(vision.name), networks.preprocess(vision.size), trainable=how.train_encoder
+            )
+        gaze: nn.Module
+        if how.attention == "deep":
+            gaze = Deep(inside, grid=vision.grid, prefix=vision.prefix)  # type: ignore[arg-type]
+        else:
+            gaze = Shallow(
+                vision.width, heads=vision.width // (64 if vision.width % 64 == 0 else 32),
+                grid=vision.grid, prefix=vision.prefix, encoder=inside,
+            )  # fmt: skip
+        return Foveated(
+            gaze, words, fine_iterations=max(1, how.fine_iterations), objective=how.objective,
+            caption_length=how.max_tokens if how.tells else None,
+        )  # fmt: skip
+
+
+def adamw(model: nn.Module, *, rate: float) -> torch.optim.Optimizer:
+    learned = [p for p in model.parameters() if p.requires_grad]
+    fused = True if learned[0].is_cuda else None
+    return torch.optim.AdamW(learned, rate, weight_decay=0.01, betas=(0.9, 0.98), fused=fused)
+
+
+def caption_loss_starts_near_uniform(model: Any, batch: Any, figures: Any) -> str | None:
+    """Before the first step a language model with random weights tells nothing: ln V, or labels are wrong."""
+    uniform = math.log(model.llm.config.vocab_size)
+    told = float(figures["loss_coarse"])
+    if model.objective == "caption" and abs(told - uniform) > 1.0:
+        return f"the first caption loss is {told:.2f}; with so many words it should be near {uniform:.2f}"
+    return None
