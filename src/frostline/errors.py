@@ -157,6 +157,10 @@ class FreezeStopped(FrostlineError):
     """Freezing ended before all was done: too many bad inputs. Whole shards are kept."""
 
 
+class FreezePaused(FreezeStopped):
+    """Freezing ended in order before all was done: the time limit, or a signal. The same call goes on."""
+
+
 _SHOWN = 60
 """Problems of a checkpoint that are told; a large model can have thousands."""
 

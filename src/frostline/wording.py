@@ -27,6 +27,14 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def about(seconds: float) -> str:
+    """
+    >>> about(0.2), about(42)
+    ('less than 1 s', 'about 42 s')
+    """
+    return duration(seconds) if seconds < 1 else f"about {duration(seconds)}"
+
+
 def many(n: int, word: str) -> str:
     """
     >>> many(1, "sample"), many(1200, "sample")

@@ -32,6 +32,11 @@ _EPOCHS = 10.0
 """What a dry run compares cuts for, unless it is told."""
 
 
+MaxBadOption = Annotated[
+    str, typer.Option(metavar="N|N%", help="Samples that may fail; they are quarantined. More stop the run.")
+]
+
+
 def freeze(
     target: TargetArgument,
     overrides: OverridesArgument = None,
@@ -50,10 +55,7 @@ def freeze(
     max_hours: Annotated[
         float | None, typer.Option(help="Stop after so long, at the end of a shard; run again to go on.")
     ] = None,
-    max_bad: Annotated[
-        str,
-        typer.Option(metavar="N|N%", help="Samples that may fail; they are quarantined. More stop the run."),
-    ] = "1%",
+    max_bad: MaxBadOption = "1%",
     paranoid: Annotated[
         bool,
         typer.Option("--paranoid", help="Compare all of each file's content, and networks by loading them."),

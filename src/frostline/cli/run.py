@@ -50,7 +50,7 @@ def run(
     frostline run my_work.py:compare seeds=3
     frostline run foveated-look checkpoint=runs/foveated/mine --out look
     """
-    from frostline.errors import FreezeStopped
+    from frostline.errors import FreezePaused
     from frostline.experiment import run as run_experiment
     from frostline.target import resolve
 
@@ -61,7 +61,7 @@ def run(
             resolved.workload, out=out, resume=resume, store=store, live=live, device=device, seed=seed,
             max_hours=max_hours, parameters={name: plain(value) for name, value in resolved.given.items()},
         )  # fmt: skip
-    except FreezeStopped as e:
+    except FreezePaused as e:
         typer.echo(f"{e} Run the same again to go on: {again}")
         raise typer.Exit(STOPPED) from e
     except KeyboardInterrupt:

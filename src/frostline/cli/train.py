@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from frostline.cli.freeze import MaxBadOption
 from frostline.cli.graph import OverridesArgument, TargetArgument
 
 DeviceOption = Annotated[
@@ -50,6 +51,7 @@ def train(
     ] = None,
     store: StoreOption = None,
     live: LiveOption = False,
+    max_bad: MaxBadOption = "1%",
     device: DeviceOption = None,
     precision: Annotated[
         Literal["fp32", "tf32", "bf16", "fp16"] | None, typer.Option(help="Default: the workload's.")
@@ -81,7 +83,7 @@ def train(
     frostline train my_work.py batch_size=128 --max-hours 2 --precision bf16
     torchrun --nproc-per-node 2 -m frostline train my_work.py --epochs 10
     """
-    from frostline.errors import FreezeStopped
+    from frostline.errors import FreezePaused
     from frostline.target import resolve
     from frostline.trainer.run import train as train_workload
 
@@ -94,11 +96,11 @@ def train(
     try:
         result = train_workload(
             resolved.workload, steps=steps, epochs=epochs, max_hours=max_hours, schedule_hours=schedule_hours,
-            resume=resume, init_from=init_from, out=out, store=store, live=live, device=device,
-            training=settings, strict=strict, tensorboard=tensorboard, wandb=wandb or False,
+            resume=resume, init_from=init_from, out=out, store=store, live=live, max_bad=max_bad,
+            device=device, training=settings, strict=strict, tensorboard=tensorboard, wandb=wandb or False,
             parameters={name: plain(value) for name, value in resolved.given.items()},
         )  # fmt: skip
-    except FreezeStopped as e:
+    except FreezePaused as e:
         typer.echo(f"{e} Run the same again to go on: {again}")
         return
     except KeyboardInterrupt:

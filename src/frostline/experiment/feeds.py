@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from frostline.errors import FreezeStopped, NotFrozen, UsageError
+from frostline.errors import UsageError
 from frostline.freezer.options import Options
-from frostline.freezer.progress import Reporter
-from frostline.freezer.run import run as freeze_one
+from frostline.freezer.stores import complete, places_of
 from frostline.store import Store, Table
 from frostline.supply import Supply, supply
 from frostline.trainer.evaluation import split_for
@@ -59,25 +58,9 @@ class Feeds:
     def _made(self, workload: Workload) -> Mapping[str, Table]:
         """The stores of all pipelines, made or completed; once a workload."""
         if id(workload) not in self._stores:
-            if self._store is None and workload.name is None:
-                raise UsageError(
-                    "ctx.feed(…) needs a folder for the store: run(…, store='stores/mine'), or live=True."
-                )
-            root = self._store or Path("stores") / str(workload.name)
-            several = len(workload.pipelines) > 1
-            places = {name: root / name if several else root for name in workload.pipelines}
-            tables: dict[str, Table] = {n: self._frozen(workload, n, place) for n, place in places.items()}
+            places = places_of(workload, self._store, asked="ctx.feed(…)")
+            options = Options(device=str(self._device), max_hours=self._max_hours)
+            complete(workload, places, options, quiet=self._quiet)
+            tables: dict[str, Table] = {name: Store.open(place) for name, place in places.items()}
             self._stores[id(workload)] = (workload, tables)  # held, so that its id stays its own
         return self._stores[id(workload)][1]
-
-    def _frozen(self, workload: Workload, name: str, place: Path) -> Store:
-        options = Options(device=str(self._device), max_hours=self._max_hours)
-        try:
-            outcome = freeze_one(workload.pipelines[name], place, options, Reporter(quiet=self._quiet))
-        except NotFrozen as e:
-            raise NotFrozen(
-                f"{e}\nWithout a store, the pipeline can be run each time: live=True (--live)."
-            ) from e
-        if outcome.stopped is not None:
-            raise FreezeStopped(f"Stopped while freezing ({outcome.stopped}); the same call goes on.")
-        return Store.open(place)

@@ -63,12 +63,25 @@ def _kind_of_file(file: str | None) -> Kind:
     if file is None:
         return "own"  # made by hand: nobody else vouches for it with a version
     path = Path(file)
-    if _INSTALLED & set(path.parts):
+    if _INSTALLED & set(path.parts) or _came_with_a_record(path):
         return "library"
     paths = sysconfig.get_paths()
     if any(path.is_relative_to(paths[name]) for name in ("purelib", "platlib")):
         return "library"
     return "standard" if path.is_relative_to(paths["stdlib"]) else "own"
+
+
+def _came_with_a_record(path: Path) -> bool:
+    """Whether it was unpacked or installed into a folder of the search path, beside the list of its files."""
+    folder = next((folder for folder in path.parents if str(folder) in sys.path), None)
+    if folder is None:
+        return False
+    start = f"{path.relative_to(folder).as_posix()},"
+    return any(
+        line.startswith(start)
+        for record in folder.glob("*.dist-info/RECORD")
+        for line in record.read_text(encoding="utf-8", errors="replace").splitlines()
+    )
 
 
 def home_of(value: object) -> str:

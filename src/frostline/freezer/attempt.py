@@ -31,7 +31,7 @@ from frostline.pipeline import Pipeline
 from frostline.store import Field, Store
 from frostline.store.building import default_rows_per_shard
 from frostline.store.manifest import commit_numbers
-from frostline.wording import duration, many, size
+from frostline.wording import about, many, size
 
 _MOST_ROWS = 4096
 """Rows a shard at most: what a kill can cost."""
@@ -131,7 +131,7 @@ class Attempt:
         self.specs = self._specs()
         guess = self._forecast()
         work = f"{many(guess.samples, 'sample')} on {self.device} into {self.root}"
-        takes = f"about {duration(guess.seconds)} and {size(guess.bytes)} ({size(guess.free)} free)"
+        takes = f"{about(guess.seconds)} and {size(guess.bytes)} ({size(guess.free)} free)"
         self.reporter.note(f"freezing {', '.join(plan.fields)}: {work}: {takes}")
         if not self.options.dry_run:
             guess.refuse_if_full(self.root)

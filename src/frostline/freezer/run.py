@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from frostline.errors import ChunkTooLarge, CompileFailed, FreezeStopped, UsageError
+from frostline.errors import ChunkTooLarge, CompileFailed, FreezePaused, UsageError
 from frostline.freezer.attempt import Attempt, Outcome
 from frostline.freezer.choice import Asked
 from frostline.freezer.options import Options
@@ -92,7 +92,7 @@ def freeze(
     if outcome.stopped == "SIGINT":
         raise KeyboardInterrupt  # the shard is whole; the script was asked to end, not only this
     if outcome.stopped is not None:
-        raise FreezeStopped(
+        raise FreezePaused(
             f"Stopped ({outcome.stopped}) with {len(outcome.store):,} rows in {out}, all of them whole. Run "
             f"the same again to go on, or use what is there: fl.Store.open({str(out)!r})."
         )

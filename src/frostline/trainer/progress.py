@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import TextIO
 
-from frostline.wording import duration, size
+from frostline.wording import about, duration, size
 
 log = logging.getLogger("frostline")
 
@@ -152,7 +152,7 @@ def forecast_text(
         text = f"{steps:,} step{'' if steps == 1 else 's'}" if steps is not None else "as many steps as fit"
         text += f" ({_epochs(epochs)} epochs)" if epochs is not None else ""
         text += pace
-        text += f": about {duration(seconds)}" if seconds is not None else ""
+        text += f": {about(seconds)}" if seconds is not None else ""
     text += f", until {ends_at}" if ends_at else ""
     if memory_bytes is not None:
         of = f" of {size(memory_total_bytes)}" if memory_total_bytes is not None else ""

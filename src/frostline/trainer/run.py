@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from frostline.errors import FreezeStopped, NotFrozen, UsageError
+from frostline.errors import UsageError
 from frostline.freezer.options import Options
-from frostline.freezer.progress import Reporter
-from frostline.freezer.run import run as freeze_one
+from frostline.freezer.stores import complete, places_of
 from frostline.store import Store, Table
 from frostline.trainer import checkpoint, moment, state
 from frostline.trainer.budget import Budget
@@ -40,6 +39,7 @@ def train(
     out: PathLike | None = None,
     store: PathLike | None = None,
     live: bool = False,
+    max_bad: str | int = "1%",
     device: str | None = None,
     training: Mapping[str, Any] | None = None,
     strict: bool = False,
@@ -66,6 +66,7 @@ def train(
     init_from:      a checkpoint or .safetensors file whose weights the model begins with.
     out:            the run's folder; default: runs/<name>/<time>.  store: default, stores/<name>.
     live:           compute the frozen part each time instead of reading it from a store: the baseline.
+    max_bad:        samples that may fail while the store is made, a number or a share.
     training:       settings over the workload's own (see `frostline.training.Training`).
     strict:         a model that cannot be compiled is an error.
     """
@@ -81,7 +82,8 @@ def train(
         }  # fmt: skip
         chosen = _chosen(workload, Path(out) if out else None, resume, config, group)
         progress = TrainProgress(quiet=quiet or group.rank > 0)
-        stores = None if live else _stores(workload, store, place, group, quiet, max_hours)
+        making = Options(device=str(place), max_hours=max_hours, max_bad=max_bad)
+        stores = None if live else _stores(workload, store, making, group, quiet)
         with _held(chosen, group) as folder, _settled(settings):
             job = Job(workload, settings, budget, place, group, progress, strict)
             job.began = began  # freezing and loading count too
@@ -108,7 +110,7 @@ def evaluate(
     group, place = ranks(device)
     loaded = checkpoint.load(Path(path), only=["model", "buffers", "extra"])
     moment.refuse_foreign(loaded, ("model",))
-    stores = None if live else _stores(workload, store, place, group, quiet)
+    stores = None if live else _stores(workload, store, Options(device=str(place)), group, quiet)
     with _settled(settings):
         job = Job(workload, settings, Budget(steps=1), place, group, TrainProgress(quiet=quiet), False)
         step = job.step()
@@ -129,34 +131,12 @@ def _refuse(workload: Any) -> None:
 
 
 def _stores(
-    workload: Workload,
-    store: PathLike | None,
-    device: torch.device,
-    group: Single,
-    quiet: bool,
-    max_hours: float | None = None,
+    workload: Workload, store: PathLike | None, options: Options, group: Single, quiet: bool
 ) -> dict[str, Table]:
     """The stores of all pipelines, made or completed first; by the first rank, while the others wait."""
-    if store is None and workload.name is None:
-        raise UsageError("fl.train(…) needs a folder for the store: store='stores/mine', or live=True.")
-    root = Path(store) if store is not None else Path("stores") / str(workload.name)
-    places = {n: root if len(workload.pipelines) == 1 else root / n for n in workload.pipelines}
+    places = places_of(workload, store, asked="fl.train(…)")
     if group.rank == 0:
-        for name, pipeline in workload.pipelines.items():
-            try:
-                outcome = freeze_one(
-                    pipeline,
-                    places[name],
-                    Options(device=str(device), max_hours=max_hours),
-                    Reporter(quiet=quiet),
-                )
-            except NotFrozen as e:
-                raise NotFrozen(
-                    f"{e}\nWithout a store, the pipeline can be run each time: live=True (--live).",
-                    problems=(),
-                ) from e
-            if outcome.stopped is not None:
-                raise FreezeStopped(f"Stopped while freezing ({outcome.stopped}); the same call goes on.")
+        complete(workload, places, options, quiet=quiet)
     group.wait()
     return {name: Store.open(place) for name, place in places.items()}
 

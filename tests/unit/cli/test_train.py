@@ -34,6 +34,11 @@ import frostline as fl
 def features(x):
     return torch.tensor(x).cos()
 
+def picky(x):
+    if x[0] > 1:
+        raise ValueError("too large")
+    return features(x)
+
 def loss(model, batch):
     return (model(batch["features"])[:, 0] - batch["y"]).square().mean()
 
@@ -44,11 +49,11 @@ def slow_loss(model, batch):
 def error(model, feed):
     return {"error": float(np.mean([float(loss(model, batch)) for batch in feed]))}
 
-def workload(*, n: int = 40, note: str = "", slow: bool = False, wide: bool = False):
+def workload(*, n: int = 40, note: str = "", slow: bool = False, wide: bool = False, bad: bool = False):
     rng = np.random.default_rng(5)
     drawn = [rng.standard_normal(3) for _ in range(n)]
     rows = [{"key": f"k{i:02d}", "x": x.tolist(), "y": float(x.sum())} for i, x in enumerate(drawn)]
-    stages = fl.Stage("features", features, reads="x")
+    stages = fl.Stage("features", picky if bad else features, reads="x")
     return fl.Workload(
         fl.Pipeline(fl.Source.table(rows), stages, outputs=("features", "y")),
         model=fl.lazy(torch.nn.Linear, 3, 2 if wide else 1), loss=slow_loss if slow else loss, batch_size=8,
@@ -350,6 +355,15 @@ def test_options_that_do_not_exist_are_told_with_the_usage(shell: Shell, words: 
     assert (code, out) == (2, "")
     assert told in " ".join(err.split())
     assert "Traceback" not in err
+
+
+def test_too_many_samples_that_fail_are_an_error_and_may_be_allowed(shell: Shell) -> None:
+    code, out, err = shell.train("bad=true", "--steps", "2", "--store", "bad", "--out", "bad-run")
+    assert (code, out) == (1, "")
+    assert "samples failed, 1 may (max_bad=1%)" in err
+    assert "too large" in err
+    more = ("--steps", "2", "--store", "bad", "--out", "bad-run", "--max-bad", "50%")
+    assert shell.train("bad=true", *more)[0] == 0
 
 
 def test_a_finished_run_is_not_begun_again_in_its_own_folder(shell: Shell, done: Answer) -> None:

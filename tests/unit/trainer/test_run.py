@@ -18,7 +18,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import frostline as fl
-from frostline.errors import CheckpointError, FrostlineError, NotFrozen, StageFailed, TrainStopped, UsageError
+from frostline.errors import (
+    CheckpointError,
+    FreezePaused,
+    FreezeStopped,
+    FrostlineError,
+    NotFrozen,
+    StageFailed,
+    TrainStopped,
+    UsageError,
+)
 from frostline.trainer import evaluate
 from frostline.trainer.checkpoint import load
 from frostline.trainer.recorder import read_metrics
@@ -541,3 +550,19 @@ def test_batches_are_not_kept_until_the_next_line_of_metrics(here: Path) -> None
         return loss(model, batch)
 
     train(work(loss=watched, training={"log_every": 100}), steps=15)
+
+
+def sometimes(x: list[float]) -> Tensor:
+    if x[0] > 1:
+        raise ValueError("no such thing")
+    return features(x)
+
+
+def test_samples_that_fail_while_the_store_is_made_are_allowed_for(here: Path) -> None:
+    broken = work(stage=sometimes)
+    with pytest.raises(FreezeStopped, match=r"samples failed, 1 may \(max_bad=1%\)") as stopped:
+        train(broken, steps=2, out="refused")
+    assert not isinstance(stopped.value, FreezePaused)
+    result = train(broken, steps=2, out="taken", max_bad="50%")
+    assert result.step == 2
+    assert len(fl.Store.open("stores/small")) < N
