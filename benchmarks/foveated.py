@@ -14,7 +14,7 @@ freeze   A row is one way to make frames or features, in stored frames a second 
          auditing, loading, compiling and starting workers, which is not part of the rate.
 sources  A row is the training step at one batch size from one source of batches. The step is the recipe's
          own: eager, bf16, a coarse and two fine passes, caption loss, clipping, AdamW.
-batches  The same from features in RAM, for each batch size until memory ends.
+batches  The same for each batch size until memory or rows end, from each kind of source.
 
 samples_per_s    videos trained on, from asking for the first batch to the end of the last step on the device
 wait_pct         share of that time which the loop spent asking for a batch
@@ -41,7 +41,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -662,16 +662,17 @@ def timed(
 def add_busy(made: Made, rows: list[dict[str, Any]]) -> None:
     """Fill in how busy the device was. At the end: a profiler may stay attached, and launches take longer."""
     rows = [row for row in rows if "device_busy_pct" in row]
-    seconds: dict[Any, float] = {}
+    seconds: dict[tuple[bool, int], float] = {}
     made.step.microbatch = None
-    for batch in sorted({row["batch"] for row in rows}):
-        seconds[batch] = kernel_seconds(made.step, repeat(first_batch(made, batch)))
-    if any(is_live(row) for row in rows):
-        with supplied(made, frames_of(made), "pinned", made.size.batch) as batches:
-            seconds["live"] = kernel_seconds(made.step, batches)
+    for live, batch in sorted({(is_live(row), row["batch"]) for row in rows}):
+        if live:
+            with supplied(made, frames_of(made, max(batch, made.size.few)), "pinned", batch) as batches:
+                seconds[live, batch] = kernel_seconds(made.step, batches)
+        else:
+            seconds[live, batch] = kernel_seconds(made.step, repeat(first_batch(made, batch)))
     for row in rows:
-        a_step = seconds["live" if is_live(row) else row["batch"]]
-        row["device_busy_pct"] = min(100.0, 100 * a_step * row["samples_per_s"] / row["batch"])
+        a_step = seconds[is_live(row), row["batch"]]
+        row["device_busy_pct"] = 100 * a_step * row["samples_per_s"] / row["batch"]
 
 
 def is_live(row: dict[str, Any]) -> bool:
@@ -721,7 +722,7 @@ def sources(made: Made, given: argparse.Namespace) -> tuple[list[Any], list[Any]
             with supplied(made, features_of(root, size.few), tier, size.batch) as batches:
                 add(f"features {name}, {what}", "", per_video[name], timed(step, batches, size))
     more, goals = against_kept(made, given.rounds)
-    frames = frames_of(made)
+    frames = frames_of(made, size.few)
     with supplied(made, frames, "pinned", size.batch) as batches:
         held = frames.fields["frames"].row_bytes
         add("stored frames in RAM, live encode", "", held, timed(step, batches, size))
@@ -746,9 +747,9 @@ def features_of(root: Path, n: int) -> Any:
     return store.with_fields(["features", "times", "tokens"]).at(np.arange(min(n, len(store))))
 
 
-def frames_of(made: Made) -> Any:
+def frames_of(made: Made, n: int) -> Any:
     store = fl.Store.open(made.held)
-    return store.with_fields(["frames", "times", "tokens"]).at(np.arange(made.size.few))
+    return store.with_fields(["frames", "times", "tokens"]).at(np.arange(min(n, len(store))))
 
 
 def first_batch(made: Made, batch: int) -> Batch:
@@ -808,24 +809,47 @@ def against_kept(made: Made, rounds: int) -> tuple[list[Any], list[Any]]:
 
 
 def batch_sizes(made: Made, given: argparse.Namespace) -> tuple[list[Any], list[Any]]:
-    step, rows = made.step, list[dict[str, Any]]()
-    per_video = fl.Store.open(made.held).fields["features"].row_bytes
+    size, step, rows = made.size, made.step, list[dict[str, Any]]()
+    for source, (most, opened) in swept(made).items():
+        step.microbatch = None
+        for batch in (batch for batch in size.batches if batch <= most):
+            with opened(batch) as batches:
+                figures = timed(step, batches, size, warm=18 if "workers" in source else 3, least=4)
+            say(f"{source}, batch {batch}: {figures['samples_per_s']:,.1f} samples/s")
+            head = {"section": "batches", "batch": batch, "source": source}
+            rows.append(head | figures | {"rows_a_pass": step.microbatch or ""})
+            if step.microbatch:
+                say(f"memory ends: a batch of {batch} takes passes of {step.microbatch} rows")
+                break
+            if CUDA:
+                torch.cuda.empty_cache()
     step.microbatch = None
-    for batch in made.size.batches:
-        table = features_of(made.held, max(batch, 2 * made.size.few))
-        with supplied(made, table, "pinned", batch) as batches:
-            figures = timed(step, batches, made.size)
-        say(f"batch {batch}: {figures['samples_per_s']:,.1f} samples/s")
-        rows.append({
-            "section": "batches", "batch": batch, "source": "features, RAM", **figures,
-            "bytes_per_video": per_video, "rows_a_pass": step.microbatch or "",
-        })  # fmt: skip
-        if step.microbatch:
-            say(f"memory ends: a batch of {batch} takes passes of {step.microbatch} rows")
-            break
-        if CUDA:
-            torch.cuda.empty_cache()
     return rows, []
+
+
+Opened = Callable[[int], AbstractContextManager[Iterator[Batch]]]
+
+
+def swept(made: Made) -> dict[str, tuple[int, Opened]]:
+    """Sources by name: the largest batch that it has rows for, and how it is opened.
+
+    int8 and `.pt` have few rows, since they take minutes to write; live clips take seconds a batch.
+    """
+    few, held = made.size.few, made.size.held
+
+    def stored(root: Path, tier: str) -> Opened:
+        return lambda batch: supplied(made, features_of(root, max(batch, 2 * few)), tier, batch)
+
+    return {
+        "features, RAM": (held, stored(made.held, "pinned")),
+        "features, device memory": (held, stored(made.held, "device")),
+        "features int8, RAM": (few, stored(made.int8, "pinned")),
+        "stored frames in RAM, live encode": (
+            held, lambda batch: supplied(made, frames_of(made, max(batch, few)), "pinned", batch)
+        ),
+        ".pt files, DataLoader, 8 workers": (few, lambda batch: pt_loaded(made, 8, batch)),
+        "clips, live decode, live encode": (few, lambda batch: supplied(made, None, "auto", batch)),
+    }  # fmt: skip
 
 
 # --- the run ------------------------------------------------------------------------------------------

@@ -69,13 +69,13 @@ def gaze(records: dict[str, dict[str, Any]]) -> str:
         cells = [row["seed"], row["loss_coarse"], row["loss_fine"], _between(row, "ratio", "low", "high")]
         cells += [row["coarse_alone"], _between(row, "over_alone", "over_low", "over_high"), row["random"]]
         lines.append("| " + " | ".join(map(figure, cells)) + " |")
-    one, text = (
+    first, text = (
         figure(next(row["loss_coarse"] for row in found if row["seed"] == name))
-        for name in ("one frame", "text prior")
+        for name in ("first frame", "text prior")
     )
     lines.append(
-        f"\nOne frame of each clip: {one}; words by how often they stand at their places: {text}. "
-        f"[All of it](benchmarks/results/foveated_gaze-h200.json)."
+        f"\nWho reads the first frame of each clip without a fault, and guesses the rest, gets {first}; "
+        f"who sees nothing, {text}. [All of it](benchmarks/results/foveated_gaze-h200.json)."
     )
     return "\n".join(lines)
 

@@ -30,6 +30,10 @@ class Normed:
         """Frame t alone."""
         return Normed(self.features[:, t : t + 1])
 
+    def clips(self, n: int) -> Normed:
+        """The first n clips."""
+        return Normed(self.features[:n])
+
     @property
     def size(self) -> tuple[int, int]:
         """Clips and frames."""
@@ -45,6 +49,10 @@ class Layers:
     def at(self, t: int) -> Layers:
         """Frame t alone."""
         return Layers([(k[:, t : t + 1], v[:, t : t + 1]) for k, v in self.kept])
+
+    def clips(self, n: int) -> Layers:
+        """The first n clips."""
+        return Layers([(k[:n], v[:n]) for k, v in self.kept])
 
     @property
     def size(self) -> tuple[int, int]:

@@ -119,7 +119,8 @@ def _one(
     tells = getattr(model, "objective", "caption") != "reconstruct"
     with torch.no_grad():
         passes = [*model(batch, mode="look")]
-        told = {who: model.caption(batch, mode=who)[0] for who in ("coarse", "fine")} if tells else {}
+        looked = ("coarse", "fine")[: len(passes)] if tells else ()
+        told = {who: model.caption(batch, mode=who)[0] for who in looked}
     names = ["coarse", *(f"fine {k}" for k in range(1, len(passes)))]
     times = batch["times"][0].double().cpu().numpy()
     frames, frame_times = film_frames(row["path"], data)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,39 +39,50 @@ def loss(model: nn.Module, batch: Any, *, lambda_coarse: float = 1.0, coarse_onl
 
 
 def health(one: Pass) -> dict[str, Tensor]:
-    """entropy: of attention, as a share of uniform attention's. correlation: of what different queries of a
-    clip extracted, the mean over pairs of frames; near 1, they all see the same. query_std."""
-    attention, seen = one.attention.detach().float(), one.extracted.detach().float()
+    """entropy: of attention, as a share of uniform attention's. correlation: of what a frame's own query and
+    that of another frame extract from it; near 1, it does not matter who asks. query_std."""
+    attention = one.attention.detach().float()
     spread = -(attention * attention.clamp_min(1e-12).log()).sum(-1).mean() / math.log(attention.shape[-1])
-    centred = nn.functional.normalize(seen - seen.mean(-1, keepdim=True), dim=-1)
-    frames = seen.shape[1]
-    pairs = (centred.sum(1).square().sum(-1) - frames) / max(1, frames * (frames - 1))
-    return {
-        "entropy": spread, "correlation": pairs.mean(), "query_std": one.queries.detach().float().std(),
-    }  # fmt: skip
+    told = {"entropy": spread, "query_std": one.queries.detach().float().std()}
+    if one.crossed is not None:
+        told["correlation"] = _correlated(one.extracted[: len(one.crossed)], one.crossed)
+    return told
 
 
-def evaluate(model: Any, feed: Iterable[Any], *, coarse_only: bool = False) -> dict[str, float]:
-    """All figures on held-out clips, with a bootstrap interval of the ratio; says the verdict aloud."""
-    each, told = by_clip(model, feed, coarse_only=coarse_only)
-    told |= {f"loss_{name}": float(values.mean()) for name, values in each.items()}
+def _correlated(a: Tensor, b: Tensor) -> Tensor:
+    """Pearson's, over the last dimension; the mean of all."""
+    a, b = a.detach().float(), b.detach().float()
+    a, b = a - a.mean(-1, keepdim=True), b - b.mean(-1, keepdim=True)
+    return nn.functional.cosine_similarity(a, b, dim=-1).mean()
+
+
+def evaluate(
+    model: Any, feed: Iterable[Any], *, coarse_only: bool = False, rows: int | None = None
+) -> dict[str, float]:
+    """All figures on held-out clips, with a bootstrap interval of the ratio; says the verdict aloud.
+
+    rows: clips at a time, where a batch of the feed is more than is trained on at once.
+    """
+    each, told = by_clip(model, feed, coarse_only=coarse_only, rows=rows)
+    told = {f"loss_{name}": float(values.mean()) for name, values in each.items()} | told
+    told.setdefault("loss", told["loss_coarse" if coarse_only else "loss_fine"])
     told["clips"] = float(len(each["coarse"]))
-    told["loss"] = told["loss_coarse" if coarse_only else "loss_fine"]
     if not coarse_only:
         told |= _compared(each)
-        say(told)
+    say(told)
     return told
 
 
 @torch.no_grad()
 def by_clip(
-    model: Any, feed: Iterable[Any], *, coarse_only: bool = False
+    model: Any, feed: Iterable[Any], *, coarse_only: bool = False, rows: int | None = None
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Losses of every clip by what was looked with, in the feed's order; and the health of the queries."""
+    """Losses of every clip by what was looked with, in the feed's order; and means of other figures: the loss
+    that is trained, and the health of the queries."""
     losses_of: dict[str, list[Tensor]] = {}
     sums: dict[str, float] = {}
     clips = 0
-    for batch in feed:
+    for batch in (part for whole in feed for part in _parts(whole, rows)):
         found, figures, n = _one(model, batch, coarse_only=coarse_only)
         for name, values in found.items():
             losses_of.setdefault(name, []).append(values)
@@ -84,20 +95,33 @@ def by_clip(
 
 def _one(model: Any, batch: Any, *, coarse_only: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
     """Losses of each clip of a batch, by what was looked with."""
-    passes = model(batch, mode="coarse" if coarse_only else "evaluate")
+    seen = model.gaze.prepare(batch)
+    passes = model(batch, mode="coarse" if coarse_only else "evaluate", seen=seen)
     n = passes[0].extracted.shape[0]
-    found, figures = {"coarse": passes[0].loss_B}, health(passes[-1])
+    found = {"coarse": passes[0].judged_B}
+    figures = health(passes[-1])
+    if passes[0].caption_B is not None and passes[0].reconstruct_B is not None:
+        # of a joint loss also the sum and its parts; the verdict is on captions
+        figures |= {**losses(passes), "loss": passes[-1].loss}
     if coarse_only:
         return found, figures, n
-    found["fine"] = passes[-1].loss_B
+    found["fine"] = passes[-1].judged_B
     for control in CONTROLS:
         if control != "shuffled" or n > 1:
-            found[control] = model(batch, mode="evaluate", queries=control)[-1].loss_B
+            found[control] = model(batch, mode="evaluate", queries=control, seen=seen)[-1].judged_B
     # Alone in its batch a clip has no other's queries; its own random ones stand in.
     found.setdefault("shuffled", found["random"])
-    found["autoregressive"] = model(batch, mode="autoregressive")[0].loss_B
-    found["text"] = model(batch, mode="text")[0].loss_B
+    found["autoregressive"] = model(batch, mode="autoregressive", seen=seen)[0].judged_B
+    found["text"] = model(batch, mode="text")[0].judged_B
     return found, figures, n
+
+
+def _parts(batch: Any, rows: int | None) -> Iterator[Any]:
+    if rows is None or batch.n_rows <= rows:
+        yield batch
+        return
+    for start in range(0, batch.n_rows, rows):
+        yield batch.part(start, min(batch.n_rows, start + rows))
 
 
 def _compared(each: Mapping[str, Any]) -> dict[str, float]:
@@ -116,8 +140,10 @@ def ratio_of(above: Sequence[float], below: Sequence[float], draws: int = 2000) 
     (2.0, 2.0, 2.0)
     """
     a, b = np.asarray(above, float), np.asarray(below, float)
-    picked = np.random.default_rng(0).integers(0, len(a), (draws, len(a)))
-    drawn = a[picked].mean(1) / b[picked].mean(1)
+    rng, drawn = np.random.default_rng(0), np.empty(draws)
+    for k in range(draws):  # one at a time: all at once, a large set would not fit
+        picked = rng.integers(0, len(a), len(a))
+        drawn[k] = a[picked].mean() / b[picked].mean()
     low, high = np.percentile(drawn, [2.5, 97.5])
     return float(a.mean() / b.mean()), float(low), float(high)
 
@@ -129,7 +155,7 @@ def verdict(ratio: float, low: float, high: float) -> str:
     'very promising: ratio 1.220 (1.180 to 1.260)'
     """
     figures = f"ratio {ratio:.3f} ({low:.3f} to {high:.3f})"
-    if low <= 1:
+    if not low > 1:  # also where it is no number
         return f"not shown: {figures}"
     if ratio > 1.15:
         return f"very promising: {figures}"
@@ -139,7 +165,9 @@ def verdict(ratio: float, low: float, high: float) -> str:
 def alarms(figures: Mapping[str, float]) -> list[str]:
     """What should make a person look, in sentences."""
     found = []
-    if abs(figures["ratio"] - 1) < STUCK:
+    if not all(math.isfinite(figures[name]) for name in ("ratio", "entropy") if name in figures):
+        found.append("losses or attention are no numbers: the model is broken")
+    if abs(figures.get("ratio", 0.0) - 1) < STUCK:
         found.append(
             f"the ratio is {figures['ratio']:.4f}: the fine pass tells nothing that the coarse one did not"
         )
@@ -152,11 +180,12 @@ def alarms(figures: Mapping[str, float]) -> list[str]:
 
 
 def say(figures: Mapping[str, float]) -> None:
-    """The verdict and the alarms, where a person sees them."""
-    told = verdict(figures["ratio"], figures["ratio_low"], figures["ratio_high"])
-    if figures.get("clips") == 1:
-        told = f"not shown: ratio {figures['ratio']:.3f} of one clip, and of one there is no interval"
-    controls = ", ".join(f"{name} queries {figures[f'ratio_{name}']:.3f}" for name in CONTROLS)
-    log.warning("foveated: %s. Controls: %s.", told, controls)
+    """The verdict and the alarms, where a person sees them; of a coarse pass alone only the alarms."""
+    if "ratio" in figures:
+        told = verdict(figures["ratio"], figures["ratio_low"], figures["ratio_high"])
+        if figures.get("clips") == 1:
+            told = f"not shown: ratio {figures['ratio']:.3f} of one clip, and of one there is no interval"
+        controls = ", ".join(f"{name} queries {figures[f'ratio_{name}']:.3f}" for name in CONTROLS)
+        log.warning("foveated: %s. Controls: %s.", told, controls)
     for alarm in alarms(figures):
         log.warning("foveated: %s.", alarm)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, Literal, get_args
 
 import torch
@@ -28,6 +30,8 @@ Objective = Literal["caption", "reconstruct", "joint"]
 Mode = Literal["train", "evaluate", "look", "coarse", "autoregressive", "text"]
 Control = Literal["random", "coarse", "shuffled"]
 _NOTHING = Targets()
+_CROSSED = 4
+"""Clips whose frames are also looked at with another frame's query, for a figure."""
 
 
 class Foveated(nn.Module):
@@ -82,7 +86,13 @@ class Foveated(nn.Module):
         self.head = Head(latent_channels, width) if objective != "caption" else None
 
     def forward(
-        self, batch: Mapping[str, Any], *, mode: Mode = "train", queries: Control | None = None, seed: int = 0
+        self,
+        batch: Mapping[str, Any],
+        *,
+        mode: Mode = "train",
+        queries: Control | None = None,
+        seed: int = 0,
+        seen: Any = None,
     ) -> Passes:
         """All passes over a batch.
 
@@ -91,12 +101,13 @@ class Foveated(nn.Module):
         frame by frame, one pass; "text", captions with nothing seen.
         queries: a control for the last fine pass. "random": normal ones as large as those asked for, drawn by
         `seed` and the clip's key; "coarse": the static query; "shuffled": those of the batch's next clip.
+        seen: what `gaze.prepare(batch)` gave, where it is at hand.
         """
-        _refuse_unknown(mode, queries)
+        _refuse_unknown(mode, queries, fine=self.fine_iterations > 0)
         targets = _NOTHING if mode == "look" else self._targets(batch)
         if mode == "text":
             return Passes([self._blind(batch, targets)])
-        seen = self.gaze.prepare(batch)
+        seen = self.gaze.prepare(batch) if seen is None else seen
         if mode == "autoregressive":
             return Passes([self._watched(seen, targets, _cache())])
         passes = [self._pass(self.static.expand(*seen.size, -1), seen, targets)]
@@ -105,7 +116,15 @@ class Foveated(nn.Module):
             if last and queries is not None:
                 asked = self._instead(queries, asked, batch, seed)
             passes.append(self._pass(asked, seen, targets if last or mode == "evaluate" else _NOTHING))
+        passes[-1] = replace(passes[-1], crossed=self._crossed(passes[-1].queries, seen))
         return Passes(passes)
+
+    @torch.no_grad()
+    def _crossed(self, queries: Tensor, seen: Any) -> Tensor:
+        """What the query of the frame before would have extracted from each frame; of a few clips."""
+        few = min(_CROSSED, queries.shape[0])
+        extracted: Tensor = self.gaze(queries[:few].roll(1, 1), seen.clips(few))[0]
+        return extracted
 
     def asked(self, hidden: Tensor) -> Tensor:
         """Queries [B, T, Q] of all frames from states [B, T, E]: that of frame t from the state at t − 1."""
@@ -147,8 +166,9 @@ class Foveated(nn.Module):
             for _ in range(self.fine_iterations if mode == "fine" else 0):
                 look = self._pass(self.asked(look.hidden), seen, _NOTHING)
             hidden = self._run(self.visual(look.extracted), cache)
+        ends = self.llm.config.eos_token_id if end is None else end
         return self._continued(
-            hidden, cache, max_tokens, self.llm.config.eos_token_id if end is None else end
+            hidden, cache, max_tokens, [*ends] if isinstance(ends, list | tuple) else [ends]
         )
 
     def _ask(self, hidden: Tensor) -> Tensor:
@@ -199,17 +219,21 @@ class Foveated(nn.Module):
         queries, extracted, attention = (torch.cat(part, 1) for part in zip(*looks, strict=True))
         return self._judged(queries, extracted, attention, hidden, after, targets)
 
-    def _continued(self, hidden: Tensor, cache: Any, max_tokens: int, end: int | None) -> list[list[int]]:
+    def _continued(
+        self, hidden: Tensor, cache: Any, max_tokens: int, ends: list[int | None]
+    ) -> list[list[int]]:
+        """ends: any of these tokens ends a caption; None does not."""
         state, words = hidden[:, -1:], []
         ended = torch.zeros(hidden.shape[0], dtype=torch.bool, device=hidden.device)
         for _ in range(max_tokens):
             words.append(self.llm.lm_head(state)[:, -1].argmax(-1))
-            ended |= words[-1] == end if end is not None else ended
+            for end in ends:
+                ended |= words[-1] == end if end is not None else ended
             if bool(ended.all()):
                 break
             state = self._run(self._embedded(words[-1][:, None]), cache)
         rows = torch.stack(words, 1).tolist() if words else [[] for _ in range(len(ended))]
-        return [row[: row.index(end)] if end in row else row for row in rows]
+        return [[*takewhile(lambda word: word not in ends, row)] for row in rows]
 
     def _run(self, inputs: Tensor, cache: Any = None) -> Tensor:
         """The language model without its words: states [B, n, E]."""
@@ -288,22 +312,23 @@ def _forgetful() -> Any:
     return Forgetful
 
 
-def _refuse_unknown(mode: str, queries: str | None) -> None:
+def _refuse_unknown(mode: str, queries: str | None, *, fine: bool) -> None:
     problems = []
     if mode not in get_args(Mode):
         problems.append(f"mode is {mode!r}; one of {', '.join(get_args(Mode))}")
     if queries is not None and queries not in get_args(Control):
         problems.append(f"queries is {queries!r}; None, {', '.join(get_args(Control))}")
-    if queries is not None and mode not in ("train", "evaluate", "look"):
-        problems.append(f"queries={queries!r} replaces those of the last fine pass; mode={mode!r} has none")
+    if queries is not None and (not fine or mode not in ("train", "evaluate", "look")):
+        none = f"mode={mode!r}" if fine else "fine_iterations=0"
+        problems.append(f"queries={queries!r} replaces those of the last fine pass; {none} has none")
     if problems:
         raise UsageError("Foveated cannot run this:", problems=problems)
 
 
 def _refuse_bad(fine_iterations: int, objective: str, caption_length: int | None) -> None:
     problems = []
-    if fine_iterations < 1:
-        problems.append(f"fine_iterations is {fine_iterations}; at least 1 (mode='coarse' makes none)")
+    if fine_iterations < 0:
+        problems.append(f"fine_iterations is {fine_iterations}; at least 0 (0: the coarse pass alone)")
     if objective not in get_args(Objective):
         problems.append(f"objective is {objective!r}; one of {', '.join(get_args(Objective))}")
     if caption_length is not None and caption_length < 1:

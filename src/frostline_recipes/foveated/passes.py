@@ -45,6 +45,8 @@ class Pass:
     """Cross-entropy of each clip's caption, the mean over its tokens; None where it was not asked for."""
     reconstruct_B: Tensor | None = None
     """Squared error of each clip's next latents."""
+    crossed: Tensor | None = None
+    """[some clips, T, width of the gaze], what the query of another frame of the clip extracts from each."""
 
     @property
     def loss_caption(self) -> Tensor | None:
@@ -53,6 +55,11 @@ class Pass:
     @property
     def loss_reconstruct(self) -> Tensor | None:
         return None if self.reconstruct_B is None else self.reconstruct_B.mean()
+
+    @property
+    def judged_B(self) -> Tensor:
+        """What a verdict is on, for each clip: its caption where there is one."""
+        return self.loss_B if self.caption_B is None else self.caption_B
 
     @property
     def loss_B(self) -> Tensor:
@@ -89,8 +96,19 @@ def losses(passes: Passes, lambda_coarse: float = 1.0) -> dict[str, Tensor]:
     """What is trained: the last fine pass and `lambda_coarse` times the coarse one; or the one there is."""
     first, last = passes[0].loss, passes[-1].loss
     if len(passes) == 1:
-        return {"loss": first, "loss_coarse": first}
-    return {"loss": last + lambda_coarse * first, "loss_fine": last, "loss_coarse": first}
+        return {"loss": first, "loss_coarse": first, **_parts(passes[0], "coarse")}
+    whole = {"loss": last + lambda_coarse * first, "loss_fine": last, "loss_coarse": first}
+    return {**whole, **_parts(passes[-1], "fine"), **_parts(passes[0], "coarse")}
+
+
+def _parts(one: Pass, name: str) -> dict[str, Tensor]:
+    """What a joint loss is the sum of."""
+    if one.loss_caption is None or one.loss_reconstruct is None:
+        return {}
+    return {
+        f"loss_caption_{name}": one.loss_caption.detach(),
+        f"loss_reconstruct_{name}": one.loss_reconstruct.detach(),
+    }
 
 
 def of(batch: Mapping[str, Any], name: str) -> Any:

@@ -19,9 +19,9 @@ from frostline_recipes.foveated.passes import Pass, losses
 transformers = pytest.importorskip("transformers")
 
 
-def a_pass(attention: torch.Tensor, extracted: torch.Tensor) -> Pass:
+def a_pass(attention: torch.Tensor, extracted: torch.Tensor, **more: torch.Tensor) -> Pass:
     frames = extracted.shape[:2]
-    return Pass(torch.randn(*frames, 8), extracted, attention, torch.zeros(*frames, 4))
+    return Pass(torch.randn(*frames, 8), extracted, attention, torch.zeros(*frames, 4), **more)
 
 
 @pytest.fixture
@@ -61,16 +61,21 @@ def test_uniform_attention_has_all_of_the_entropy_and_a_single_patch_none() -> N
     assert float(metrics.health(a_pass(half, extracted))["entropy"]) == pytest.approx(expected, abs=1e-6)
 
 
-def test_correlation_is_that_of_every_pair_of_frames_of_a_clip() -> None:
+def test_correlation_is_of_what_two_queries_extract_from_the_same_frame() -> None:
     attention = torch.full((2, 4, 1, 3), 1 / 3)
-    same = torch.randn(2, 1, 16).expand(-1, 4, -1)
-    assert float(metrics.health(a_pass(attention, same))["correlation"]) == pytest.approx(1, abs=1e-5)
-    drawn = torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(1))
-    by_hand = [
-        np.corrcoef(drawn[b, i], drawn[b, j])[0, 1] for b in range(2) for i in range(4) for j in range(i)
-    ]
-    told = float(metrics.health(a_pass(attention, drawn))["correlation"])
+    mine, other = torch.randn(2, 2, 4, 16, generator=torch.Generator().manual_seed(1)).unbind()
+    by_hand = [np.corrcoef(mine[0, t], other[0, t])[0, 1] for t in range(4)]
+    told = float(metrics.health(a_pass(attention, mine, crossed=other[:1]))["correlation"])
     assert told == pytest.approx(np.mean(by_hand), abs=1e-5)
+
+
+def test_queries_that_choose_nothing_are_told_by_their_correlation(model: Foveated) -> None:
+    """Frames differ; who asks does not matter."""
+    usual = float(metrics.health(model(batch(3))[-1])["correlation"])
+    torch.nn.init.zeros_(model.gaze.query.weight)
+    blind = metrics.health(model(batch(3))[-1])
+    assert float(blind["correlation"]) == pytest.approx(1, abs=1e-4)
+    assert usual < 0.99
 
 
 def test_a_single_frame_has_no_pairs_and_still_figures() -> None:
@@ -163,6 +168,20 @@ def test_evaluation_is_the_mean_over_clips_however_they_are_put_into_batches(mod
     text = [*model(whole, mode="text")[0].loss_B, *model(other, mode="text")[0].loss_B]
     assert told["loss_text"] == pytest.approx(float(torch.stack(text).mean()), abs=1e-6)
     assert told["ratio_low"] <= told["ratio"] <= told["ratio_high"]
+
+
+def test_a_batch_may_be_evaluated_in_parts(model: Foveated) -> None:
+    whole = metrics.evaluate(model, [batch(4)])
+    parts = metrics.evaluate(model, [batch(4)], rows=2)
+    for name in ("loss_fine", "loss_coarse", "loss_random", "loss_text", "ratio"):
+        assert parts[name] == pytest.approx(whole[name], rel=1e-5), name
+
+
+def test_what_is_no_number_shows_nothing_and_is_an_alarm() -> None:
+    assert metrics.verdict(math.nan, math.nan, math.nan).startswith("not shown")
+    assert metrics.alarms({"ratio": math.nan, "entropy": 0.5}) == [
+        "losses or attention are no numbers: the model is broken"
+    ]
 
 
 def test_a_clip_alone_in_its_batch_is_evaluated_too(model: Foveated) -> None:

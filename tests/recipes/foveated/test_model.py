@@ -107,8 +107,9 @@ def test_all_passes_see_the_same_patches_and_prepare_them_once() -> None:
     network.gaze.register_forward_pre_hook(lambda _, args: shown.append(args[1]))
     network(batch())
     assert len(prepared) == 1
-    assert len(shown) == 3
-    assert all(seen is prepared[0] for seen in shown)
+    assert len(shown) == 4  # once more, with another frame's query, for a figure
+    assert all(seen is prepared[0] for seen in shown[:3])
+    assert shown[3].features.data_ptr() == prepared[0].features.data_ptr()
     before = prepared[0].features.clone()
     network.gaze(torch.randn(CLIPS, FRAMES, 20), prepared[0])
     assert torch.equal(prepared[0].features, before)
@@ -490,9 +491,26 @@ def test_what_a_batch_lacks_is_named() -> None:
 
 def test_modes_and_settings_that_do_not_exist_are_refused() -> None:
     with pytest.raises(UsageError) as failure:
-        model(fine_iterations=0, objective="colour", caption_length=0)
+        model(fine_iterations=-1, objective="colour", caption_length=0)
     assert len(failure.value.problems) == 3
     with pytest.raises(UsageError, match="mode is 'fast'"):
         model()(batch(), mode="fast")
     with pytest.raises(UsageError, match="mode='coarse' has none"):
         model()(batch(), mode="coarse", queries="random")
+    with pytest.raises(UsageError, match="fine_iterations=0 has none"):
+        model(fine_iterations=0)(batch(), queries="random")
+
+
+def test_without_fine_passes_there_is_the_coarse_one() -> None:
+    network = model(fine_iterations=0)
+    for mode in ("train", "evaluate", "look"):
+        assert len(network(batch(), mode=mode)) == 1
+    assert sorted(losses(network(batch()))) == ["loss", "loss_coarse"]
+    assert network.caption(batch(), 4, mode="fine") == network.caption(batch(), 4, mode="coarse")
+
+
+def test_a_joint_loss_tells_its_parts() -> None:
+    told = losses(model(objective="joint")(batch()), 0.5)
+    for name in ("fine", "coarse"):
+        parts = told[f"loss_caption_{name}"] + told[f"loss_reconstruct_{name}"]
+        assert float(parts) == pytest.approx(float(told[f"loss_{name}"].detach()), rel=1e-6)
