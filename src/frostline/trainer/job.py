@@ -185,5 +185,7 @@ class Job:
         if split is None:
             if self.workload.evaluate is None:
                 return None
-            self.progress.note("no split called 'val': evaluation is on all samples, also those trained on")
+            split = self._split()  # never one called 'test': the best checkpoint is chosen by this
+            on = "all samples, also those trained on" if split is None else "the samples trained on"
+            self.progress.note(f"no split called 'val': evaluation is on {on}")
         return self.supply(stores, split, train=False)

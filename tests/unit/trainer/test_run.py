@@ -566,3 +566,18 @@ def test_samples_that_fail_while_the_store_is_made_are_allowed_for(here: Path) -
     result = train(broken, steps=2, out="taken", max_bad="50%")
     assert result.step == 2
     assert len(fl.Store.open("stores/small")) < N
+
+
+def test_without_validation_samples_the_test_ones_do_not_choose_the_best_checkpoint(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = list[str]()
+
+    def looked(model: nn.Module, feed: Any) -> dict[str, float]:
+        seen.extend(key for batch in feed for key in batch.keys_of_rows)
+        return {"error": 0.0}
+
+    apart = work(evaluate=looked, splits={"train": 0.5, "test": 0.5}, metric=fl.Metric("error"))
+    train(apart, steps=2, out="run", quiet=False)
+    assert "no split called 'val': evaluation is on the samples trained on" in capsys.readouterr().err
+    assert 0 < len(set(seen)) < N
