@@ -28,6 +28,8 @@ VIDEO = (
 """What counts as a clip in a folder; a pattern takes what it matches."""
 _THREADS, _AT_ONCE, _SLACK_S = 16, 256, 0.001
 """Threads that open files, how many files they are given at a time, and what headers round."""
+_UNTOLD = -1.0
+"""Seconds of a clip that can be opened, and whose header does not tell them."""
 log = logging.getLogger("frostline")
 
 
@@ -48,15 +50,17 @@ def clips(
               found by itself.
     limit:    at most so many clips, of each split its share.
 
-    A clip that cannot be opened stays in, with duration_s 0.
+    A clip that cannot be opened stays in, with duration_s 0, and so does one whose header tells none.
     """
     _check(videos, min_s, max_s, limit)
+    videos, captions = os.path.expanduser(videos), captions and os.path.expanduser(captions)
     found = _listed(videos, need_captions and not captions) if _is_list(videos) else _files(videos)
     found = _with_captions(found, captions, need_captions)
     kept = _within(found, min_s, max_s, limit)
     told = [row for row, _ in kept]
     if need_captions:
         _refuse_missing(found, told)
+    _refuse_part_of_splits(found, told)
     extra = [name for name in ("caption", "split") if any(getattr(row, name) for row in told)]
     rows = [
         {"key": _key(row), "path": row.path, "duration_s": s, **{name: getattr(row, name) for name in extra}}
@@ -177,12 +181,27 @@ def _refuse_missing(found: _Found, clips: Sequence[Clip]) -> None:
         advice = (
             f"{found.list} says nothing of them. Add them, or give that list as videos= to use only its own"
         )
-    more = [f"… and {len(bare) - 10:,} more"] if len(bare) > 10 else []
     raise UsageError(
         f"{len(bare):,} of {len(clips):,} clips in {found.what} have no caption, which this objective needs. "
         f"{advice}; objective=reconstruct needs none:",
-        problems=bare[:10] + more,
+        problems=_first(bare),
     )
+
+
+def _refuse_part_of_splits(found: _Found, clips: Sequence[Clip]) -> None:
+    """A list that names a split for some clips leaves open what the others are for."""
+    bare = [clip.path for clip in clips if not clip.split]
+    if bare and len(bare) < len(clips):
+        raise UsageError(
+            f"{len(bare):,} of {len(clips):,} clips in {found.what} are of no split; {found.list} names one "
+            "for the others. Add them to it, take its column of splits out, so that all are divided by their "
+            "keys, or give that list as videos= to use only its own clips:",
+            problems=_first(bare),
+        )
+
+
+def _first(paths: Sequence[str]) -> list[str]:
+    return [*paths[:10], *([f"… and {len(paths) - 10:,} more"] if len(paths) > 10 else [])]
 
 
 # --- how long they last -------------------------------------------------------------------------------
@@ -194,6 +213,8 @@ class _Left:
 
     gone: list[str] = field(default_factory=list)
     lasting: list[float] = field(default_factory=list)
+    untold: list[str] = field(default_factory=list)
+    """Kept, though their headers do not tell how long they last."""
 
     def say(self, found: _Found, kept: int, min_s: float, max_s: float) -> None:
         why = []
@@ -213,8 +234,16 @@ class _Left:
                 f"None of the clips in {found.what} lasts {min_s:g} to {max_s:g} s. Change min_s and max_s:",
                 problems=why,
             )
+        said = []
+        if self.untold and (min_s > 0 or max_s < math.inf):
+            said.append(
+                f"{len(self.untold):,} of them with no duration in the header, so perhaps outside "
+                f"{min_s:g}…{max_s:g} s (the first: {self.untold[0]})"
+            )
         if why:
-            log.warning("%s: %s clips kept; left out: %s.", found.what, f"{kept:,}", "; ".join(why))
+            said.append(f"left out: {'; '.join(why)}")
+        if said:
+            log.warning("%s: %s clips kept; %s.", found.what, f"{kept:,}", "; ".join(said))
 
 
 def _within(found: _Found, min_s: float, max_s: float, limit: int | None) -> list[tuple[Clip, float]]:
@@ -231,6 +260,9 @@ def _within(found: _Found, min_s: float, max_s: float, limit: int | None) -> lis
             for clip, seconds in zip(few, pool.map(_seconds, paths), strict=True):
                 if seconds is None:
                     left.gone.append(clip.path)
+                elif seconds == _UNTOLD:
+                    left.untold.append(clip.path)
+                    kept[clip] = 0.0
                 elif seconds and not min_s - _SLACK_S <= seconds <= max_s + _SLACK_S:
                     left.lasting.append(seconds)
                 else:
@@ -250,7 +282,7 @@ def _mixed(clips: Sequence[Clip]) -> list[Clip]:
 
 
 def _seconds(path: str) -> float | None:
-    """What the header says; 0 where it says nothing or cannot be read, None where there is no file."""
+    """What the header says; _UNTOLD if it says nothing, 0 if it cannot be read, None if there is no file."""
     try:
         import av
     except ImportError as e:
@@ -261,6 +293,6 @@ def _seconds(path: str) -> float | None:
         with stages.open_clip(path) as clip:
             lasting = [s.duration * s.time_base for s in clip.streams.video if s.duration]
             whole = clip.duration / av.time_base if clip.duration else 0.0
-            return float(lasting[0]) if lasting else float(whole)
+            return float(lasting[0] if lasting else whole) or _UNTOLD
     except (av.FFmpegError, OSError):
         return 0.0  # not swallowed: freezing opens it again, and quarantines it with the reason

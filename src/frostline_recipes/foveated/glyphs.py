@@ -23,7 +23,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -102,28 +102,29 @@ class _Set:
         val, test = (max(1, round(self.n * share)) if share else 0 for share in self.splits[1:])
         return SPLITS[(i >= self.n - test - val) + (i >= self.n - test)]
 
-    def problems(self) -> list[str]:
-        """Everything that makes such a set impossible."""
+    def problems(self, called: Mapping[str, str]) -> list[str]:
+        """Everything that makes such a set impossible. called: other names of its parameters."""
         found = []
+        n, size, fps, scale = (called.get(name, name) for name in ("n", "size", "fps", "scale"))
         shares = self.splits
         if len(shares) != 3 or min(shares) < 0 or shares[0] <= 0 or abs(sum(shares) - 1) > 1e-6:
             found.append(f"splits is {shares}; shares of train, val and test that add up to 1, train above 0")
         elif self.n < 1 or self.split(0) != "train":
-            found.append(f"n is {self.n}; at least one clip for each split")
+            found.append(f"{n} is {self.n}; at least one clip for each split")
         if self.seed < 0:
             found.append(f"seed is {self.seed}; at least 0")
         if self.size < 32 or self.size % 2:
             found.append(
-                f"size is {self.size}; an even number of pixels, at least 32 (H.264 halves the colours)"
+                f"{size} is {self.size}; an even number of pixels, at least 32 (H.264 halves the colours)"
             )
         if self.fps < 1 or not 12 <= self.seconds * self.fps < math.inf:
             found.append(
-                f"{self.seconds:g} s at fps={self.fps}; at least 12 frames, so that two show the cue"
+                f"{self.seconds:g} s at {fps}={self.fps}; at least 12 frames, so that two show the cue"
             )
         if not 1 <= self.objects <= 8:
             found.append(f"objects is {self.objects}; 1 to 8, more find no room to keep apart")
         if not 0.5 <= self.scale <= 2:
-            found.append(f"scale is {self.scale:g}; 0.5 to 2")
+            found.append(f"{scale} is {self.scale:g}; 0.5 to 2")
         if self.changes not in (1, 2):
             found.append(f"changes is {self.changes}; 1 (of colour) or 2 (of colour, then of kind)")
         return found
@@ -147,18 +148,20 @@ def make(
     changes: int = 2,
     splits: Sequence[float] = (0.8, 0.1, 0.1),
     workers: int | None = None,
+    called: Mapping[str, str] | None = None,
 ) -> Path:
     """The folder of a set, below `folder`; made now unless it is there. Other arguments make another folder.
 
     objects, scale: how many glyphs there are, and how large, in their usual size (30 of 256 pixels).
     changes:        1: every glyph changes its colour once; 2: and later its kind.
+    called:         what n, size, fps and scale are called where they were given, for errors.
     It holds clips/000000.mp4 … and captions.csv with path, caption, split, and what is true of each clip. It
     is written aside and renamed when it is whole. Whoever asks for the same set meanwhile waits for it.
     """
     shares = tuple(map(float, splits))
     asked = _Set(n, seed, size, float(seconds), fps, objects, float(scale), changes, shares)
-    if problems := asked.problems():
-        raise UsageError("glyphs.make(…) cannot make such clips:", problems=problems)
+    if problems := asked.problems(called or {}):
+        raise UsageError("The embedded set cannot have such clips:", problems=problems)
     place = Path(folder) / asked.name()
     if place.is_dir():
         return place

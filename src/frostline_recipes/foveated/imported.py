@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -42,7 +43,7 @@ def workload(
     warmup_steps: int = 200,
     precision: Literal["fp32", "tf32", "bf16"] = "fp32",
     max_tokens: int = 64,
-    eval_every: int | None = None,
+    eval_every: int | None = 300,
     seed: int = 0,
 ) -> fl.Workload:
     """The foveated model on imported features.
@@ -55,8 +56,10 @@ def workload(
     The rest is as in `foveated`.
     """
     how = Settings(
-        objective, fine_iterations, lambda_coarse, batch_size, grad_accum, learning_rate, warmup_steps,
-        precision, max_tokens, eval_every, seed,
+        objective=objective, fine_iterations=fine_iterations, lambda_coarse=lambda_coarse,
+        batch_size=batch_size, grad_accum=grad_accum, learning_rate=learning_rate,
+        warmup_steps=warmup_steps, precision=precision, max_tokens=max_tokens, eval_every=eval_every,
+        seed=seed,
     )  # fmt: skip
     if problems := how.problems():
         raise UsageError("foveated cannot work:", problems=problems)
@@ -65,9 +68,12 @@ def workload(
         wanted["latents"] = latents
     if how.tells:
         wanted["caption"] = caption
+    store, llm = map(os.path.expanduser, (store, llm))
+    networks.find(encoder="small", llm=llm, vae="small", size=256, latents=False)
     rows = Rows(fl.Store.open(store), wanted)
-    vision = _seen(rows, prefix, num_frames)
-    networks.find(encoder="small", llm=llm, vae="small", size=256)
+    vision = _seen(rows, prefix, num_frames, how.fewest_frames)
+    if how.tells:
+        _refuse_missing(rows)
     seen = [name for name in wanted if name != "caption"]
     steps = [networks.tokens(llm, max_tokens)] if how.tells else []
     outputs = [*seen, *(name for stage in steps for name in stage.writes)]
@@ -109,7 +115,7 @@ class Rows:
         return tuple(self.store.fields[self.wanted[what]].shape)
 
 
-def _seen(rows: Rows, prefix: int, num_frames: int) -> Vision:
+def _seen(rows: Rows, prefix: int, num_frames: int, fewest: int) -> Vision:
     """What the features' shape says of the encoder that made them; all that does not fit is told."""
     shape, problems = rows.shape("features"), []
     frames, tokens, width = (shape[0] or 0, shape[1] or 0, shape[2] or 0) if len(shape) == 3 else (0, 0, 0)
@@ -120,11 +126,32 @@ def _seen(rows: Rows, prefix: int, num_frames: int) -> Vision:
             f"{name} is {list(shape)}; expected [frames, tokens, width], with prefix={prefix} tokens before "
             "a square of patches: 325 are 1 + 18 x 18"
         )
-    elif not 1 <= num_frames <= frames:
-        problems.append(f"num_frames is {num_frames}, and {frames} are stored")
+    elif not fewest <= num_frames <= frames:
+        problems.append(f"num_frames is {num_frames}, and {frames} are stored; at least {fewest}")
     latents = rows.shape("latents") if "latents" in rows.wanted else (frames, 4, 1, 1)
     if len(latents) != 4 or latents[:2] != (frames, 4):
         problems.append(f"{rows.wanted['latents']} is {list(latents)}; expected [{frames}, 4, h, w]")
     if problems:
         raise UsageError(f"foveated cannot learn from {rows.store}:", problems=problems)
     return Vision("imported", width, 1, prefix, side)
+
+
+def _refuse_missing(rows: Rows) -> None:
+    """Captions that are empty; nothing but captions is read."""
+    name = rows.wanted["caption"]
+    field = rows.store.fields[name]
+    if field.dtype != "str":
+        raise UsageError(
+            f"caption={name!r} is {field.dtype} {list(field.shape)} in {rows.store}; expected text. Say "
+            "which field holds captions; objective=reconstruct needs none."
+        )
+    told = rows.store.column(name)
+    bare = [key for key, text in zip(rows.store.keys, told, strict=True) if not text.strip()]
+    if bare:
+        more = [f"… and {len(bare) - 10:,} more"] if len(bare) > 10 else []
+        raise UsageError(
+            f"{len(bare):,} of {len(told):,} rows of {rows.store} have an empty {name}, which this objective "
+            "needs. Fill them in the files that were imported, or take these files out, and import again; "
+            "objective=reconstruct needs none:",
+            problems=bare[:10] + more,
+        )

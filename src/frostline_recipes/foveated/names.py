@@ -5,8 +5,10 @@ Asking it where there is no network takes half a minute of attempts, which a mis
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,22 @@ def configuration(what: str, name: str, place: str) -> dict[str, Any]:
         raise MissingExtra.needed(f"{what}={name!r}", package="transformers", extra="hf") from e
     try:
         found: dict[str, Any] = AutoConfig.from_pretrained(place, trust_remote_code=False).to_dict()
+    except (OSError, ValueError) as e:
+        raise not_found(what, name, place, e) from e
+    return found
+
+
+def autoencoder(what: str, name: str, place: str) -> dict[str, Any]:
+    """The configuration of an autoencoder of diffusers, likewise; a pipeline's folder has it in `vae`."""
+    for package in ("diffusers", "transformers"):
+        if find_spec(package) is None:
+            raise MissingExtra.needed(f"{what}={name!r}", package=package, extra="hf")
+    from transformers.utils import cached_file
+
+    folder = Path(place) / "vae" if (Path(place) / "vae" / "config.json").is_file() else Path(place)
+    try:
+        file = folder / "config.json" if folder.is_dir() else cached_file(place, "config.json")
+        found: dict[str, Any] = json.loads(Path(file).read_text("utf-8"))
     except (OSError, ValueError) as e:
         raise not_found(what, name, place, e) from e
     return found

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import frostline as fl
 from frostline import stages
@@ -77,13 +77,18 @@ class Vision:
         return self.prefix + self.grid[0] * self.grid[1]
 
 
-def find(*, encoder: str, llm: str, vae: str, size: int) -> Vision:
-    """Names that lead nowhere show here, before clips are looked for; no weights are loaded yet."""
+def find(*, encoder: str, llm: str, vae: str, size: int, latents: bool) -> Vision:
+    """Names that lead nowhere show here, before clips are looked for; no weights are loaded yet.
+
+    latents: whether the autoencoder will be used; otherwise only its name is looked at.
+    """
     known = {"encoder": [*ENCODERS, *SEEDED], "llm": [*OWN_LLMS, *LLMS], "vae": ["small", *VAES]}
     names.refuse_unknown(known, {"encoder": encoder, "llm": llm, "vae": vae})
     found = vision(encoder, size)
     if llm not in OWN_LLMS:
         names.configuration("llm", llm, LLMS.get(llm, llm))
+    if latents and vae != "small":
+        _refuse_other_latents(vae, names.autoencoder("vae", vae, VAES.get(vae, vae)))
     return found
 
 
@@ -128,9 +133,33 @@ def tokenizer_of(llm: str) -> str:
 
 
 def tokens(llm: str, most: int) -> fl.Stage:
-    """The stage that makes a caption's tokens, at most so many."""
-    tokenizer = stages.Tokenizer(tokenizer_of(llm), max_length=most)
-    return fl.Stage("tokens", tokenizer, reads="caption", writes={"tokens": fl.Field((None,), "int64")})
+    """The stage that makes a caption's tokens, at most so many, the last of which says that it ends."""
+    made: Any = stages.Tokenizer(tokenizer_of(llm), max_length=most)
+    if llm not in OWN_LLMS:  # the own one adds its end by itself
+        from transformers import AutoTokenizer
+
+        end = AutoTokenizer.from_pretrained(tokenizer_of(llm), trust_remote_code=False).eos_token_id
+        made = made if end is None else Ended(made, end, most)
+    return fl.Stage("tokens", made, reads="caption", writes={"tokens": fl.Field((None,), "int64")})
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A tokenizer's ids, with the token that ends a text where it adds none, as GPT-2's and SmolLM2's.
+
+    Without it a language model never learns where a caption ends, and goes on for ever.
+    """
+
+    tokenizer: stages.Tokenizer
+    end: int
+    most: int
+    """Ids, the end included."""
+
+    def __call__(self, text: str) -> Tensor:
+        ids = self.tokenizer(text)
+        if len(ids) and int(ids[-1]) == self.end:
+            return ids
+        return torch.cat([ids[: self.most - 1], ids.new_tensor([self.end])])
 
 
 def language_model(name: str, *, seed: int = 0) -> Any:
@@ -147,17 +176,33 @@ def language_model(name: str, *, seed: int = 0) -> Any:
             torch.manual_seed(seed)
             return LlamaForCausalLM(config)
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        found = AutoModelForCausalLM.from_pretrained(
             LLMS.get(name, name), trust_remote_code=False, use_safetensors=True, dtype=torch.float32
         )
     except (OSError, ValueError) as e:
         raise names.not_found("llm", name, LLMS.get(name, name), e) from e
+    if not (hasattr(found, "lm_head") and hasattr(getattr(found, "model", None), "embed_tokens")):
+        raise UsageError(
+            f"llm={name!r} is a {type(found).__name__}; foveated takes language models that are built like "
+            "Llama, with .model.embed_tokens and .lm_head: SmolLM2, Llama, Qwen, Mistral."
+        )
+    return found
 
 
 def preprocess(size: int) -> nn.Module:
     """Frames uint8 to what an encoder takes."""
     made: nn.Module = stages.Preprocess(size, mean=MEAN, std=STD)
     return made
+
+
+def _refuse_other_latents(name: str, config: Mapping[str, Any]) -> None:
+    kind, channels = config.get("_class_name"), config.get("latent_channels", 4)
+    if kind not in ("AutoencoderKL", "AutoencoderTiny") or channels != 4:
+        raise UsageError(
+            f"vae={name!r} is a {kind!r} with {channels} latent channels; foveated takes an AutoencoderKL or "
+            f"AutoencoderTiny with 4, as Stable Diffusion's: small, {', '.join(VAES)}, or a folder or hub "
+            "name of one."
+        )
 
 
 def _config(name: str) -> Mapping[str, Any]:

@@ -59,15 +59,20 @@ class Settings:
         found = []
         if self.fine_iterations < 0:
             found.append(f"fine_iterations is {self.fine_iterations}; at least 0 (0: the coarse pass alone)")
-        for name in ("grad_accum", "batch_size"):
-            if getattr(self, name) < 1:
-                found.append(f"{name} is {getattr(self, name)}; at least 1")
+        for name, least in (("grad_accum", 1), ("batch_size", 1), ("max_tokens", 1), ("warmup_steps", 0)):
+            if getattr(self, name) < least:
+                found.append(f"{name} is {getattr(self, name)}; at least {least}")
+        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
+            found.append(f"learning_rate is {self.learning_rate:g}; above 0, or none for the default")
+        if not 0 <= self.lambda_coarse < math.inf:
+            found.append(f"lambda_coarse is {self.lambda_coarse:g}; a number, at least 0")
         return found
 
 
 def trained(pipeline: fl.Pipeline, vision: Vision, llm: str, how: Settings, *, splits: Any) -> fl.Workload:
     """The workload: a model for this encoder and language model, its loss, and its training."""
     own = llm in networks.OWN_LLMS
+    default = 1e-3 if own else 1e-4
     unused = (*(("ask.*", "first") if how.coarse_only else ()), *(() if how.tells else _WORDS))
     return fl.Workload(
         pipeline,
@@ -75,8 +80,10 @@ def trained(pipeline: fl.Pipeline, vision: Vision, llm: str, how: Settings, *, s
         loss=functools.partial(
             metrics.loss, lambda_coarse=how.lambda_coarse, coarse_only=how.coarse_only
         ),
-        optimizer=functools.partial(adamw, rate=how.learning_rate or (1e-3 if own else 1e-4)),
-        evaluate=functools.partial(metrics.evaluate, coarse_only=how.coarse_only),
+        optimizer=functools.partial(
+            adamw, rate=default if how.learning_rate is None else how.learning_rate
+        ),
+        evaluate=functools.partial(metrics.evaluate, coarse_only=how.coarse_only, rows=how.batch_size),
         metric=fl.Metric("loss", better="lower", margin=0.01),
         splits=splits,
         batch_size=how.batch_size * how.grad_accum,
@@ -104,13 +111,26 @@ def build(vision: Vision, llm: str, how: Settings) -> Foveated:
             gaze = Deep(inside, grid=vision.grid, prefix=vision.prefix)  # type: ignore[arg-type]
         else:
             gaze = Shallow(
-                vision.width, heads=vision.width // (64 if vision.width % 64 == 0 else 32),
-                grid=vision.grid, prefix=vision.prefix, encoder=inside,
+                vision.width, heads=heads(vision.width), grid=vision.grid, prefix=vision.prefix,
+                encoder=inside,
             )  # fmt: skip
         return Foveated(
-            gaze, words, fine_iterations=max(1, how.fine_iterations), objective=how.objective,
+            gaze, words, fine_iterations=how.fine_iterations, objective=how.objective,
             caption_length=how.max_tokens if how.tells else None,
         )  # fmt: skip
+
+
+def heads(width: int) -> int:
+    """Of 64 numbers each, or of 32; where neither divides the width, as near to 64 as its divisors allow.
+
+    >>> [heads(width) for width in (384, 96, 100, 16)]
+    [6, 3, 2, 1]
+    """
+    even = next((size for size in (64, 32) if width % size == 0), None)
+    if even is not None:
+        return width // even
+    divisors = [n for n in range(1, width + 1) if width % n == 0]
+    return min(divisors, key=lambda n: abs(n - width / 64))
 
 
 def adamw(model: nn.Module, *, rate: float) -> torch.optim.Optimizer:

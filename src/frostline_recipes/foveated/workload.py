@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,8 @@ from frostline_recipes.foveated.model import Objective
 from frostline_recipes.foveated.training import SPLITS, Settings, trained
 
 EMBEDDED = "glyphs"
+_CALLED = {"n": "n_clips", "scale": "glyph_scale", "size": "clip_size", "fps": "clip_fps"}
+"""What parameters of `glyphs.make` are called here."""
 
 
 def workload(
@@ -57,7 +60,7 @@ def workload(
     compile_encoder: bool = False,
     frames_a_call: int = 96,
     max_tokens: int = 64,
-    eval_every: int | None = None,
+    eval_every: int | None = 300,
     seed: int = 0,
 ) -> fl.Workload:
     """Each frame becomes one token; a coarse pass looks with one query, fine passes where the model asks.
@@ -76,13 +79,18 @@ def workload(
     frames_a_call:   frames that a frozen network is given at once, by freezing and live alike: whole clips.
     grad_accum:      batches of batch_size that make one update.
     learning_rate:   default: 1e-3 for the small language model, 1e-4 for a trained one.
+    eval_every:      steps between two evaluations; none: at the end only.
     """
     how = Settings(
-        objective, fine_iterations, lambda_coarse, batch_size, grad_accum, learning_rate, warmup_steps,
-        precision, max_tokens, eval_every, seed, attention, train_encoder,
+        objective=objective, fine_iterations=fine_iterations, lambda_coarse=lambda_coarse,
+        batch_size=batch_size, grad_accum=grad_accum, learning_rate=learning_rate,
+        warmup_steps=warmup_steps, precision=precision, max_tokens=max_tokens, eval_every=eval_every,
+        seed=seed, attention=attention, train_encoder=train_encoder,
     )  # fmt: skip
     _refuse(how, num_frames, stored_frames, objects)
-    vision = networks.find(encoder=encoder, llm=llm, vae=vae, size=frame_size)
+    encoder, llm, vae = map(os.path.expanduser, (encoder, llm, vae))
+    latents = objective != "caption"
+    vision = networks.find(encoder=encoder, llm=llm, vae=vae, size=frame_size, latents=latents)
     made = {
         "n": n_clips, "objects": objects, "scale": glyph_scale, "changes": changes, "size": clip_size,
         "fps": clip_fps,
@@ -101,7 +109,7 @@ def workload(
             precision=half,
         )  # fmt: skip
         steps.append(looks)
-    if objective != "caption":
+    if latents:
         seen.append("latents")
         shrink = fl.lazy(networks.autoencoder, vae)
         steps.append(fl.Stage("latents", shrink, reads="frames", on="device", batch_size=chunk))
@@ -118,7 +126,7 @@ def clips(
 ) -> fl.Source:  # fmt: skip
     """The source; the embedded set is made first where that is asked for."""
     if videos == EMBEDDED and not Path(EMBEDDED).exists():
-        videos = str(glyphs.make(embedded_folder(), **made))
+        videos = str(glyphs.make(embedded_folder(), **made, called=_CALLED))
     return data.clips(
         videos, captions=captions, min_s=min_s, max_s=max_s, limit=limit, need_captions=need_captions
     )

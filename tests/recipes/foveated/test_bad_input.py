@@ -101,6 +101,16 @@ def test_a_clip_shorter_than_the_frames_asked_for_is_quarantined_with_the_reason
         ({"num_frames": 1, "objective": "joint"}, "2 ≤ num_frames"),
         ({"fine_iterations": -1}, "fine_iterations is -1; at least 0"),
         ({"grad_accum": 0}, "grad_accum is 0; at least 1"),
+        ({"learning_rate": 0}, "learning_rate is 0; above 0, or none for the default"),
+        ({"learning_rate": "nan"}, "learning_rate is nan; above 0"),
+        ({"lambda_coarse": -1}, "lambda_coarse is -1; a number, at least 0"),
+        ({"lambda_coarse": "inf"}, "lambda_coarse is inf; a number, at least 0"),
+        ({"warmup_steps": -1}, "warmup_steps is -1; at least 0"),
+        ({"max_tokens": 0}, "max_tokens is 0; at least 1"),
+        ({"videos": "glyphs", "n_clips": 2}, "n_clips is 2; at least one clip for each split"),
+        ({"videos": "glyphs", "glyph_scale": 9}, "glyph_scale is 9; 0.5 to 2"),
+        ({"videos": "glyphs", "clip_size": 33}, "clip_size is 33; an even number of pixels"),
+        ({"videos": "glyphs", "clip_fps": 0}, "24 s at clip_fps=0; at least 12 frames"),
         ({"frame_size": 8}, "frame_size is 8; at least 16, one patch of encoder='small'"),
         ({"attention": "both"}, "attention"),
         ({"objective": "captions"}, "objective"),
@@ -126,6 +136,8 @@ def test_parameters_that_cannot_work(shell: Shell, given: dict[str, Any], told: 
         ({"encoder": "dinov2-s14"}, "encoder='dinov2-s14' (facebook/dinov2-small on the hub): "),
         ({"encoder": "dinov2-s14"}, "or take encoder=small, which comes with frostline"),
         ({"llm": "nobody/nothing", "objective": "reconstruct"}, "Cannot load llm='nobody/nothing': "),
+        ({"vae": "nobody/nothing", "objective": "joint"}, "Cannot load vae='nobody/nothing': "),
+        ({"vae": "sd-vae", "objective": "joint"}, "vae='sd-vae' (stabilityai/sd-vae-ft-mse on the hub): "),
         (
             {"llm": "smollm2-135m"},
             "Where there is no network, download it elsewhere and give llm=",
@@ -146,6 +158,28 @@ def test_a_folder_that_holds_another_network(shell: Shell, tmp_path: Path) -> No
     refused(shell, f"Cannot load encoder='{tmp_path}' from its folder", encoder=tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "vit", "patch_size": 16, "hidden_size": 8}')
     refused(shell, "is a 'vit'; foveated takes DINOv2 and DINOv3", encoder=tmp_path)
+
+
+def test_an_autoencoder_is_looked_at_where_it_will_be_used(shell: Shell, tmp_path: Path) -> None:
+    given = {"vae": tmp_path, "objective": "joint"}
+    refused(shell, f"Cannot load vae='{tmp_path}' from its folder", **given)
+    (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKL", "latent_channels": 16}')
+    refused(shell, "is a 'AutoencoderKL' with 16 latent channels; foveated takes", **given)
+    (tmp_path / "config.json").write_text('{"_class_name": "VQModel"}')
+    refused(shell, "is a 'VQModel'", **given)
+    (tmp_path / "vae").mkdir()
+    (tmp_path / "vae" / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
+    shell.work(**given)
+    shell.work(vae="nobody/nothing")
+
+
+def test_a_language_model_that_is_built_otherwise(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    small = GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+    GPT2LMHeadModel(small).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"is a GPT2LMHeadModel; foveated takes .*: SmolLM2, Llama, Qwen"):
+        networks.language_model(str(tmp_path))
 
 
 def test_an_encoder_of_another_architecture_is_taken_from_a_folder(tmp_path: Path) -> None:

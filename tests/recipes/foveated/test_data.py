@@ -205,6 +205,17 @@ def test_unknown_splits_are_refused(folder: Path) -> None:
     assert "row 2: split is 'holdout'" in str(told.value)
 
 
+def test_splits_of_only_some_clips_are_refused(folder: Path, tmp_path: Path) -> None:
+    rows = [{**row, "split": "train"} for row in WHOLE]
+    named = write(tmp_path / "list.csv", rows[:1])
+    with pytest.raises(UsageError, match=r"2 of 3 clips .* are of no split; .*list\.csv names one") as told:
+        clips(str(folder), captions=named)
+    assert told.value.problems == ("b.mp4", "deep/c.mp4")
+    assert "give that list as videos=" in str(told.value)
+    assert len(clips(str(folder), captions=named, max_s=4)) == 1, "the others are not used"
+    assert "split" not in clips(str(folder), captions=write(tmp_path / "list.csv", WHOLE[:1])).fields
+
+
 def test_clips_outside_the_durations_are_left_out_and_said_once(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -218,6 +229,40 @@ def test_clips_outside_the_durations_are_left_out_and_said_once(
 def test_nothing_is_said_when_nothing_is_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     clips(str(folder), min_s=1, max_s=10)
     assert caplog.records == []
+
+
+def without_duration(path: Path) -> None:
+    """A clip of 3 s as a camera sends it: what is written first cannot tell how long it will last."""
+    with path.open("wb") as file, av.open(file, "w", format="matroska", options={"live": "1"}) as container:
+        stream = container.add_stream("libx264", rate=4)
+        stream.width = stream.height = 32
+        stream.pix_fmt = "yuv420p"
+        for k in range(12):
+            pixels = glyphs.frame(glyphs.script(0, size=32, seconds=3.0), k / 4).transpose(1, 2, 0)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels.copy(), format="rgb24")))
+        container.mux(stream.encode())
+
+
+def test_clips_whose_headers_tell_no_duration_stay_in_and_are_said(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    without_duration(folder / "live.mkv")
+    (folder / "torn.mp4").write_bytes(b"")  # freezing will say so
+    source = clips(str(folder))
+    assert [source.raw(i)["duration_s"] for i in range(5)] == pytest.approx([3.0, 6.0, 9.0, 0.0, 0.0])
+    assert caplog.records == [], "any duration will do"
+    assert list(clips(str(folder), min_s=6, max_s=10).keys) == ["b.mp4", "deep/c.mp4", "live.mkv", "torn.mp4"]
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "1 of them with no duration in the header, so perhaps outside 6…10 s" in said
+    assert "the first: live.mkv); left out: 1 outside 6…10 s" in said
+
+
+def test_a_home_folder_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    write(folder / "list.csv", WHOLE)
+    for source in (clips("~/clips", captions="~/clips/list.csv"), clips("~/clips/list.csv")):
+        assert captions_of(source) == TOLD
+        assert source.raw(0)["path"] == str(folder / "a.mp4")
 
 
 def test_no_clip_within_the_durations_says_how_long_they_last(folder: Path) -> None:

@@ -274,4 +274,8 @@ def test_arguments_that_cannot_work_are_refused_all_at_once(tmp_path: Path) -> N
             glyphs.make(tmp_path, splits=splits, **SMALL)
     with pytest.raises(UsageError, match="at least one clip for each split"):
         glyphs.make(tmp_path, **{**SMALL, "n": 2})
+    with pytest.raises(UsageError) as told:
+        glyphs.make(tmp_path, n=0, size=33, fps=0, scale=9, called={"n": "clips", "fps": "rate"})
+    assert [p.split(" ")[0] for p in told.value.problems] == ["clips", "size", "24", "scale"]
+    assert "24 s at rate=0" in str(told.value)
     assert list(tmp_path.iterdir()) == []

@@ -21,12 +21,14 @@ LITTLE = ("batch_size=2", "warmup_steps=1", "max_tokens=16", "num_frames=6")
 CAPTIONS = ("a red star turns blue and then becomes a disc", "a cat", "a dog and a ring")
 
 
-def saved(folder: Path, i: int, *, frames: int, tokens: int, width: int, side: int) -> dict[str, Any]:
+def saved(
+    folder: Path, i: int, *, frames: int, tokens: int, width: int, side: int, caption: str | None = None
+) -> dict[str, Any]:
     drawn = torch.Generator().manual_seed(i)
     video = {
         "dino_features": torch.randn(frames, tokens, width, generator=drawn).half(),
         "latents": torch.randn(frames, 4, side, side, generator=drawn).half(),
-        "caption": CAPTIONS[i % 3],
+        "caption": caption or CAPTIONS[i % 3],
     }
     torch.save(video, folder / f"video_{i:03d}.pt")
     return video
@@ -117,11 +119,36 @@ def test_a_store_of_the_training_gives_the_same_losses_and_there_are_no_pictures
         load(str(shell.folder / "pt-live"))
 
 
+def test_empty_captions_are_refused_where_they_are_told(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(14):
+        saved(tmp_path, i, frames=4, tokens=5, width=32, side=2, caption=" " if i else "a cat")
+    assert shell("store", "import", str(tmp_path), "--out", "bare").code == 0
+    read: list[Any] = []
+    rows_of = fl.Store.rows
+    monkeypatch.setattr(fl.Store, "rows", lambda *a, **o: read.append(a[2]) or rows_of(*a, **o))
+    given = {"store": str(shell.folder / "bare"), "num_frames": 4}
+    for objective in ("caption", "joint"):
+        with pytest.raises(
+            UsageError, match=r"13 of 14 rows .* have an empty caption.* import again"
+        ) as told:
+            workload(**given, objective=objective)
+        assert told.value.problems[0] == "video_001"
+        assert told.value.problems[10:] == ("… and 3 more",)
+    assert read == [["caption"]] * 2, "no features"
+    workload(**given, objective="reconstruct")
+
+
 def test_what_does_not_fit_is_told(shell: Shell, store: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no field for features='feats'.*dino_features \[8, 10, 64\]"):
         workload(store=str(store), features="feats")
     with pytest.raises(UsageError, match="num_frames is 16, and 8 are stored"):
         workload(store=str(store))
+    with pytest.raises(UsageError, match="num_frames is 1, and 8 are stored; at least 2"):
+        workload(store=str(store), num_frames=1, objective="joint")
+    with pytest.raises(UsageError, match=r"caption='latents' is float16 .*; expected text"):
+        workload(store=str(store), num_frames=4, caption="latents")
     with pytest.raises(UsageError, match="with prefix=5 tokens before a square of patches"):
         workload(store=str(store), prefix=5, num_frames=4)
     with pytest.raises(UsageError, match=r"dino_features is \[8, 10, 64\]; expected \[8, 4, h, w\]"):

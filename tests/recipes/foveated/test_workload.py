@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from itertools import islice
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 import torch
 
 import frostline as fl
+from frostline import stages
+from frostline.fingerprint.values import value_of
 from frostline.supply import supply
-from frostline_recipes.foveated import glyphs, metrics, networks
+from frostline_recipes.foveated import glyphs, metrics, networks, training
 from frostline_recipes.foveated.training import caption_loss_starts_near_uniform
 from frostline_recipes.foveated.workload import features
 
@@ -238,7 +241,72 @@ def test_no_clip_is_in_two_splits(shell: Shell, frozen: Answer) -> None:
     assert sorted(key for found in keys.values() for key in found) == sorted(store.keys)
 
 
+# captions end
+
+
+def byte_level(folder: Path) -> Path:
+    """A tokenizer as GPT-2's and SmolLM2's: it knows a token for the end, and does not add it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=["<|endoftext|>"], show_progress=False)
+    raw.train_from_iterator(["a red star turns blue", "a cat"], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|endoftext|>")
+    fast.save_pretrained(folder)
+    return folder
+
+
+def test_tokens_of_a_caption_end_where_the_tokenizer_adds_no_end(tmp_path: Path) -> None:
+    plain = stages.Tokenizer(byte_level(tmp_path))  # type: ignore[arg-type]
+    whole = plain("a red star").tolist()
+    assert 0 not in whole
+    stage = networks.tokens(str(tmp_path), 64)
+    assert stage.fn("a red star").tolist() == [*whole, 0]
+    assert stage.fn("").tolist() == [0]
+    assert networks.tokens(str(tmp_path), 3).fn("a red star").tolist() == [*whole[:2], 0]
+    assert stage.fn("a cat<|endoftext|>").tolist().count(0) == 1
+    assert copy.deepcopy(stage.fn) == stage.fn, "made of plain fields"
+    assert value_of(stage.fn) == value_of(networks.tokens(str(tmp_path), 64).fn)
+    assert value_of(stage.fn) != value_of(networks.tokens(str(tmp_path), 32).fn)
+
+
+def test_tokens_of_the_own_language_models_are_its_tokenizers_own() -> None:
+    stage = networks.tokens("small", 64)
+    assert stage.fn == stages.Tokenizer(networks.tokenizer_of("small"), max_length=64)
+    assert stage.fn("a red star turns blue").tolist() == [1, 259, 292, 284, 275, 324, 2]
+
+
 # objectives and controls
+
+
+@pytest.mark.parametrize(
+    ("width", "heads"), [(16, 1), (64, 1), (96, 3), (100, 2), (192, 3), (384, 6), (1009, 1)]
+)
+def test_heads_divide_the_width(width: int, heads: int) -> None:
+    assert training.heads(width) == heads
+    assert width % heads == 0
+
+
+def test_a_rate_is_the_one_given_and_evaluation_is_every_300_steps(shell: Shell) -> None:
+    for given, rate in ((None, 1e-3), (0.5, 0.5)):
+        assert shell.work(learning_rate=given).optimizer.keywords == {"rate": rate}
+    assert shell.work().training["eval_every"] == 300
+    assert shell.work(eval_every=None).training["eval_every"] is None
+
+
+def test_networks_in_the_home_folder_are_found(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    networks.encoder("seeded-dinov3").network.save_pretrained(tmp_path / "encoder")
+    networks.language_model("tiny").save_pretrained(tmp_path / "llm")
+    byte_level(tmp_path / "llm")
+    (tmp_path / "vae").mkdir()
+    (tmp_path / "vae" / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
+    of = shell.work(encoder="~/encoder", llm="~/llm", vae="~/vae", objective="joint")
+    assert built(of).gaze.prefix == 5
 
 
 @pytest.mark.parametrize(
