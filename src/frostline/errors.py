@@ -21,6 +21,7 @@
     ├── TrainStopped                            going on with a training makes no sense
     ├── NotFrozen                               a stage is not what may be computed once; says why
     └── FreezeStopped                           freezing ended before all was done; what is whole is kept
+        └── FreezePaused                        in order, by its time limit or a signal: the same goes on
 
 A message says what was attempted, what was given, what was expected, and what to do about it. The built-in
 bases are there so that code which catches `ValueError` or `KeyError` out of habit keeps working.
