@@ -19,6 +19,7 @@
     │   └── CheckpointFull                      the disk has no room for it
     ├── OutOfMemory                             not even one row a pass fits into the device's memory
     ├── TrainStopped                            going on with a training makes no sense
+    ├── ProfileFailed                           a command that gave nothing to profile
     ├── NotFrozen                               a stage is not what may be computed once; says why
     └── FreezeStopped                           freezing ended before all was done; what is whole is kept
         └── FreezePaused                        in order, by its time limit or a signal: the same goes on
@@ -144,6 +145,10 @@ class CompileFailed(FrostlineError):
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         return (CompileFailed, (self.stage, self.reason))
+
+
+class ProfileFailed(FrostlineError):
+    """A command ended without a step that could be looked at; says why as far as it is known."""
 
 
 class NotFrozen(FrostlineError):

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from frostline import __version__
-from frostline.cli import freeze, graph, ls, run, store, train
+from frostline.cli import freeze, graph, ls, profile, run, store, train
 from frostline.errors import FrostlineError
 
 INTERRUPTED = 130  # what shells report for a process that Ctrl-C ended: 128 + SIGINT
@@ -30,6 +30,7 @@ app = typer.Typer(
 )
 app.command("ls")(ls.ls)
 app.command("show")(graph.graph)
+app.command("profile", cls=profile.AfterDashes)(profile.profile)
 app.command("freeze")(freeze.freeze)
 app.command("train")(train.train)
 app.command("evaluate")(train.evaluate)

@@ -1,0 +1,365 @@
+"""The profiler inside of a script's process: it counts steps, and watches each in the way that is its turn.
+
+Nothing that it does changes what the script computes: no random number is drawn, no tensor written to.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import optimizer as optimizers
+
+from . import cuda, record
+from .batches import half, n_rows
+from .calls import Calls, Inputs
+from .decodes import Decodes
+from .ends import Ends
+from .kernels import Kernels
+from .loaders import Loaders
+from .looks import Look
+from .modules import Modules
+from .parts import Parts
+from .phases import FOUND_IN, PHASES, Block, plan, steady, total
+from .spans import Spans
+from .starts import Starts
+
+_PATIENCE = 5
+"""The warm-up takes at most so many times the steps asked for."""
+_TOLD_EVERY_S = 3.0
+_WRITTEN_EVERY_S = 1.0
+_MOST_INPUT_COST = 0.01
+"""Of a step, for looking at what frozen modules are given in steps that are measured."""
+
+
+class Agent:
+    """One for a process. `begin()` hooks it up; it ends by itself."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.folder = Path(settings["folder"])
+        self.world = int(os.environ.get("WORLD_SIZE", "1"))
+        self.keep_going = bool(settings["keep_going"])
+        self.loaders = Loaders(self.folder)
+        self.decodes = Decodes(self.loaders.decoded)
+        self.ends = Ends(self)
+        self.starts = Starts(self)
+        self.reset()
+
+    def reset(self) -> None:
+        """As new: also in a child that was forked while its parent was being watched."""
+        self.pid, self.began = os.getpid(), time.perf_counter()
+        self.n, self.last = 0, time.perf_counter()
+        self.boundary_name = ""
+        self.phase = "warm"
+        self.times: list[float] = []
+        self.blocks: list[dict[str, Any]] = []
+        self.queue: list[Block] = []
+        self.block: Block | None = None
+        self.left = 0
+        self.modules = Modules(self.starts.called)
+        self.inputs: dict[int, Inputs] = {}
+        self.spans: Spans | None = None
+        self.calls: Calls | None = None
+        self.parts: Parts | None = None
+        self.look: Look | None = None
+        self.kernels: Kernels | None = None
+        self.found: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self.graphs = 0
+        self.waits: list[list[float]] = []
+        self.done = False
+        self.swallowed = self.asked = self.fresh_before = 0
+        self.told = self.written = time.perf_counter()
+        self.warmup = 0
+
+    # on and off
+
+    def begin(self) -> None:
+        self.loaders.install()
+        self.decodes.install_all()
+        self.ends.install()
+        self.modules.begin()
+        self.loaders.told = self._waited
+        # these stay until `unhook`: torch iterates over its hooks, so none may be taken away inside of one
+        self.handles = [
+            optimizers.register_optimizer_step_pre_hook(self._stepping),
+            optimizers.register_optimizer_step_post_hook(self._stepped),
+        ]
+
+    def unhook(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def finish(self, how: str) -> None:
+        """The end: everything is as it was before, what is known is written."""
+        if self.done or os.getpid() != self.pid:
+            return
+        self.done = True
+        self._leave()
+        self.modules.end() if self.modules.watching else None
+        for inputs in self.inputs.values():
+            inputs.remove()
+        self.starts.remove()
+        self.loaders.uninstall()
+        self.decodes.uninstall()
+        self.ends.uninstall()
+        if self.n:
+            record.write(self, how)
+
+    def _waited(self, began: float, ended: float, rows: int) -> None:
+        self.waits.append([began, ended, rows])
+
+    def _begin_again(self) -> None:
+        """Other steps than before: nothing of what those were being watched for is left on."""
+        self._leave()
+        for inputs in self.inputs.values():
+            inputs.remove()
+        self.modules.end()
+        self.reset()
+        self.modules.begin()
+
+    # steps
+
+    def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self.parts is not None and not torch.compiler.is_compiling():
+            self.parts.begin_optimizer(optimizer)
+
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self.parts is not None:
+            self.parts.end_optimizer()
+        if self.starts.by_calls and self.block is None:
+            self.starts.forget_calls()
+            self.n = 0
+        last = not self.starts.by_calls and self.starts.is_last(optimizer)
+        if self.starts.changed:
+            self.starts.changed = False
+            if not self.done:
+                self._begin_again()
+        if last:
+            self.boundary(f"{type(optimizer).__name__}.step")
+
+    def boundary(self, name: str) -> None:
+        """A step ended."""
+        if self.done:
+            self._stop_again()
+            return
+        if os.getpid() != self.pid:
+            self._begin_again()  # a forked child trains by itself
+        now = time.perf_counter()
+        self.n += 1
+        self.boundary_name = name
+        if self.block is None:
+            self._warming(now)
+        else:
+            self._measuring(now)
+        self.waits.clear()
+        self.last = time.perf_counter()
+
+    def _warming(self, now: float) -> None:
+        if self.n == 1:
+            self.modules.begin_counting()
+            self.graphs = _graphs()
+            self._watch_inputs()
+            self.note_progress("warming up")
+            return
+        self.times.append(now - self.last)
+        if self.modules.watching:
+            self.modules.steps += 1
+            if self.modules.steps >= min(FOUND_IN, max(1, self.settings["warmup"] - 1)):
+                self.modules.end()
+                self._watch_inputs()
+                self.times.clear()
+        wanted = int(self.settings["warmup"])
+        if self.n < wanted or self.modules.watching:
+            return
+        compiling = _graphs() != self.graphs
+        self.graphs = _graphs()
+        calm = steady(self.times) and not compiling
+        if self.world > 1 or calm or self.n >= _PATIENCE * max(wanted, 3) or wanted <= 3:
+            if not calm and self.world == 1:
+                self.notes.append(f"the steps had not become steady after {self.n} of them")
+            self.warmup = self.n
+            self.queue = plan(
+                self.settings["steps"],
+                cuda=cuda.used(),
+                replay=self.settings["replay"] and not self.keep_going and self.world == 1,
+                trace=self.settings["trace"] or cuda.used(),
+            )
+            self.asked = self.n + total(self.queue)
+            self._next()
+
+    def _measuring(self, now: float) -> None:
+        block = self.block
+        assert block is not None  # noqa: S101 -- for type checkers: only called then
+        self.left -= 1
+        if self.left > block.steps:
+            return  # it settles
+        if self.left == block.steps:
+            self._start_block()
+            return
+        held = self.blocks[-1]
+        held["times"].append(now - self.last)
+        held["waits"].append(sum(end - start for start, end, _ in self.waits))
+        held["rows"].append(sum(rows for *_, rows in self.waits))
+        held["batches"].append(len(self.waits))
+        held["fresh"].append(self.loaders.begun - self.fresh_before)
+        self.fresh_before = self.loaders.begun
+        if self.spans is not None:
+            self.spans.boundary()
+        if self.left == 0:
+            self._end_block()
+
+    def _next(self) -> None:
+        """The next block, or the end."""
+        if not self.queue:
+            self._over()
+            return
+        self.block = self.queue.pop(0)
+        self.left = self.block.steps + self.block.settle
+        if not self._enter(self.block.phase):
+            self._next()
+            return
+        self.note_progress(PHASES[self.block.phase])
+        if self.block.settle == 0:
+            self._start_block()
+
+    def _start_block(self) -> None:
+        cuda.settle()
+        block = self.block
+        assert block is not None  # noqa: S101
+        if block.phase == "B" or (block.phase == "trace" and self.spans is None):
+            self._spans_begin(label=torch.profiler.record_function if block.phase == "trace" else None)
+        if block.phase == "trace":
+            self.kernels = Kernels(cuda=cuda.used())
+            self.kernels.begin()
+        if block.phase == "look":
+            self.look = Look()
+            self.look.__enter__()  # type: ignore[no-untyped-call]
+        self.fresh_before = self.loaders.begun
+        self.blocks.append(
+            {
+                "phase": block.phase, "start": time.perf_counter(), "times": [], "waits": [], "rows": [],
+                "batches": [], "fresh": [], "before": record.counters(),
+            }
+        )  # fmt: skip
+
+    def _end_block(self) -> None:
+        block, held = self.block, self.blocks[-1]
+        assert block is not None  # noqa: S101
+        if self.look is not None:
+            self.look.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        cuda.settle()
+        held["end"], held["after"] = time.perf_counter(), record.counters()
+        self._leave()
+        for inputs in self.inputs.values():
+            inputs.look()
+        self._pause_inputs()
+        if time.perf_counter() - self.written > _WRITTEN_EVERY_S:
+            record.write(self, "unfinished")
+            self.written = time.perf_counter()
+        self._next()
+
+    # what is watched in a phase
+
+    def _enter(self, phase: str) -> bool:
+        """Whether the phase can be had."""
+        self.loaders.watch(phase != "bare")
+        if phase == "A":
+            self.loaders.keep = bool(self.settings["replay"]) and not self.keep_going
+        if phase not in ("replay", "half"):
+            return phase != "trace" or not torch._C._autograd._profiler_enabled()  # the script's own
+        self.loaders.keep = False
+        kept = self.loaders.kept
+        self.loaders.replay = kept if phase == "replay" or kept is None else half(kept)
+        self.ends.trying = phase
+        return self.loaders.replay is not None and n_rows(kept) > 0
+
+    def _spans_begin(self, label: Any) -> None:
+        self.spans = Spans(cuda=cuda.used(), label=label)
+        self.parts = Parts(self.spans, cuda.used())
+        self.parts.install()
+        self.calls = Calls(self.modules.worth(), self.spans)
+        self.loaders.spans = self.spans
+        if self.starts.module is not None:
+            self.calls.enter(self.starts.module)
+
+    def _leave(self) -> None:
+        """Whatever the block had on is off."""
+        self.loaders.replay = None
+        self.ends.trying = ""
+        if self.kernels is not None and self.blocks:
+            steps = max(1, len(self.blocks[-1]["times"]))
+            trace = self.folder / f"trace-{self.pid}.json" if self.settings["trace"] else None
+            self.found["kernels"] = self.kernels.end(steps, trace)
+            self.kernels = None
+        if self.spans is not None and self.parts is not None and self.calls is not None:
+            self.calls.remove()
+            self.parts.uninstall()
+            self.loaders.spans = None
+            if self.blocks and self.blocks[-1]["phase"] == "B":
+                record.spans(self)
+            self.spans = self.parts = self.calls = None
+        if self.look is not None:
+            record.look(self)
+            self.look = None
+
+    # frozen modules
+
+    def _watch_inputs(self) -> None:
+        for use, _ in self.modules.frozen():
+            if id(use.module) not in self.inputs:
+                self.inputs[id(use.module)] = Inputs(use.module)
+        for use in self.modules.called():
+            if use.prefix is not None and id(use.module) not in self.inputs:
+                self.inputs[id(use.module)] = Inputs(use.module)
+
+    def _pause_inputs(self) -> None:
+        """Looking is left out of measured steps where it would be felt; then the counts are a sample's. And
+        of batches that are handed out again: those repeats are ours."""
+        step = sum(self.times) / max(1, len(self.times))
+        following = self.queue[0].phase if self.queue else ""
+        for inputs in self.inputs.values():
+            cost = inputs.seconds / max(1, inputs.looked) * inputs.calls / max(1, self.n)
+            inputs.paused = following in ("A", "bare") and cost > _MOST_INPUT_COST * step
+            inputs.ours = following in ("replay", "half", "trace", "look")
+
+    # the end
+
+    def _over(self) -> None:
+        """All steps were seen."""
+        self.block = None
+        self.finish("kept going" if self.keep_going else "stopped")
+        if not self.keep_going:
+            self.note_progress("done: the script is stopped here")
+            self.ends.stop()
+
+    def _stop_again(self) -> None:
+        if not self.keep_going and not self.ends.finished:
+            self.swallowed += 1
+            self.ends.stop(hard=self.swallowed > 3)
+
+    def note_progress(self, what: str) -> None:
+        """A line now and then: quick scripts are not drowned in them."""
+        now = time.perf_counter()
+        if self.settings["quiet"] or int(os.environ.get("RANK", "0")) or now - self.told < _TOLD_EVERY_S:
+            return
+        self.told = now
+        told = ""
+        if self.block is not None:
+            left = (self.asked - self.n) * statistics.median(self.times)
+            told = f"{self.n} of {self.asked} steps, about {left:.0f} s left; "
+        sys.stderr.write(f"frostline: {told}{what}\n")
+
+
+def _graphs() -> int:
+    """Graphs that torch.compile has made so far."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return 0 if utils is None else int(sum(utils.counters["stats"].values()))

@@ -1,0 +1,168 @@
+"""Hooks on single modules: spans in pass B, and a look at what frozen ones are given.
+
+A frozen module that is given what it was given before computes again what is known. Rows of its input are
+told apart by their content, all of it: pictures may differ in a few pixels only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+try:
+    from xxhash import xxh3_64_digest as _fast
+except ImportError:  # the script's Python may not have it; the other one is ten times slower
+    _fast: Any = None  # type: ignore[no-redef]
+
+from .batches import first_tensor
+from .modules import Use
+from .patches import Patches
+from .spans import Spans
+
+_ODD, _OTHER = 0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64)
+"""Odd numbers with mixed bits, as signed 64-bit ones."""
+
+
+class Calls:
+    """Spans around the calls of some modules."""
+
+    def __init__(self, uses: list[Use], spans: Spans) -> None:
+        self._handles: list[Any] = []
+        self._patches = Patches()
+        self._open: dict[int, list[int]] = {}
+        self._spans, self._uses = spans, uses
+        for use in uses:
+            if getattr(use.module, "_compiled_call_impl", None) is not None:
+                self._around(use)
+            else:
+                self._hook(use)
+
+    def _hook(self, use: Use) -> None:
+        spans, name, stack = self._spans, use.name, self._open.setdefault(id(use.module), [])
+
+        def before(module: nn.Module, args: Any) -> None:
+            if not torch.compiler.is_compiling():
+                stack.append(spans.enter("forward", name))
+
+        def after(module: nn.Module, args: Any, output: Any) -> None:
+            if stack and not torch.compiler.is_compiling():
+                spans.leave(stack.pop())
+
+        # after hooks that are there already: the profiler's own looks are not the module's time
+        self._handles.append(use.module.register_forward_pre_hook(before))
+        self._handles.append(use.module.register_forward_hook(after, always_call=True))
+
+    def _around(self, use: Use) -> None:
+        """`module.compile()`: hooks are inside of what was compiled, so the call itself is wrapped."""
+        spans, name, original = self._spans, use.name, use.module._compiled_call_impl
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            place = spans.enter("forward", name)
+            try:
+                return original(*args, **kwargs)  # type: ignore[misc]
+            finally:
+                spans.leave(place)
+
+        self._patches.set(use.module, "_compiled_call_impl", timed)
+
+    def enter(self, module: nn.Module) -> None:
+        """A call that has begun already: hooks before it are not run any more, those after it are."""
+        for use in self._uses:
+            if use.module is module:
+                self._open[id(module)].append(self._spans.enter("forward", use.name))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._patches.undo()
+
+
+class Inputs:
+    """What one module was given, row by row, and how often that had been given before."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.calls = self.looked = self.rows = self.repeats = 0
+        self.seconds = 0.0
+        self.paused = self.ours = False
+        """Not looked at: it would be felt, or what is handed out is what the profiler had kept."""
+        self.versions = _versions(module)
+        self._module = module
+        self._known: set[bytes] = set()
+        self._waiting: list[Tensor] = []
+        self._weights: dict[tuple[int, torch.device], Tensor] = {}
+        self._handle = module.register_forward_pre_hook(self._before, with_kwargs=True)
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.ours or torch.compiler.is_compiling():
+            return
+        self.calls += 1
+        value = first_tensor(args)
+        value = first_tensor(kwargs) if value is None else value
+        if self.paused or value is None or value.numel() == 0:
+            return
+        began = time.perf_counter()
+        self.looked += 1
+        self.rows += value.shape[0]
+        with torch.no_grad():
+            if value.device.type == "cpu":
+                self._count(_digests(value.detach()))
+            else:
+                self._waiting.append(self._mixed(value.detach()))
+        self.seconds += time.perf_counter() - began
+
+    def _mixed(self, value: Tensor) -> Tensor:
+        """Two sums of a row's bits by weights, on the device: nothing waits for them."""
+        bits = _words(value)
+        key = (bits.shape[1], bits.device)
+        if key not in self._weights:
+            place = torch.arange(1, bits.shape[1] + 1, device=bits.device)
+            mixed = (place * _ODD) ^ ((place * _OTHER) >> 29)
+            self._weights[key] = torch.stack([mixed | 1, (mixed * _OTHER) | 1])
+        first, second = self._weights[key]
+        return torch.stack([(bits * first).sum(1), (bits * second).sum(1)], 1)
+
+    def look(self) -> None:
+        """Reads what waits on the device; ask when it has settled."""
+        waiting, self._waiting = self._waiting, []
+        for found in waiting:
+            self._count([row.numpy().tobytes() for row in found.cpu()])
+
+    def _count(self, digests: list[bytes]) -> None:
+        for digest in digests:
+            self.repeats += digest in self._known
+            self._known.add(digest)
+
+    def moved(self) -> bool:
+        """Whether a parameter was written to since this began: then it is not frozen."""
+        return _versions(self._module) != self.versions
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+
+def _versions(module: nn.Module) -> int:
+    return sum(p._version for p in module.parameters())
+
+
+def _words(value: Tensor) -> Tensor:
+    """A row's bits as whole numbers."""
+    flat = value.reshape(value.shape[0], -1)
+    if flat.dtype.is_floating_point:
+        same = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(flat.element_size())
+        flat = flat.view(same) if same is not None else flat.view(torch.uint8)
+    return flat.to(torch.int64)
+
+
+def _digests(value: Tensor) -> list[bytes]:
+    flat = value.contiguous().reshape(value.shape[0], -1)
+    if flat.dtype == torch.bfloat16:
+        flat = flat.view(torch.int16)
+    return [_digest(row) for row in flat.numpy()]
+
+
+def _digest(row: Any) -> bytes:
+    return _fast(row) if _fast is not None else hashlib.blake2b(row, digest_size=8).digest()

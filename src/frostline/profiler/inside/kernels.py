@@ -1,0 +1,132 @@
+"""What the device does during a few steps, by torch's own tracer: busy time, and why it was idle.
+
+The tracer slows the host down, so only the device's side is used: how long kernels and copies ran. How long
+a step takes is pass A's to say.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+_WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+_NEAR = 3e-6
+"""Seconds: shorter gaps between kernels are the device's own."""
+
+Interval = tuple[float, float]
+
+
+class Kernels:
+    """A trace of the steps between `begin` and `end`."""
+
+    def __init__(self, *, cuda: bool) -> None:
+        wanted = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+        self._profile = profile(activities=wanted, acc_events=True)
+        self._cuda = cuda
+
+    def begin(self) -> None:
+        self._profile.start()
+
+    def end(self, steps: int, trace: Path | None) -> dict[str, Any]:
+        self._profile.stop()
+        if trace is not None:
+            self._profile.export_chrome_trace(str(trace))
+        found: dict[str, Any] = {"steps": steps}
+        if self._cuda:
+            found |= _device(self._profile, steps)
+        return found
+
+
+def _device(traced: Any, steps: int) -> dict[str, Any]:
+    """Busy and idle seconds a step, idle ones by cause."""
+    kernels: list[Interval] = []
+    copies: list[Interval] = []
+    host: dict[str, list[Interval]] = {"data": [], "copy": [], "optimizer": [], "sync": []}
+    ends: list[float] = []
+    for event in traced.profiler.kineto_results.events():
+        start = event.start_ns() * 1e-9
+        span = (start, start + event.duration_ns() * 1e-9)
+        name = event.name()
+        if event.device_type() == torch._C._autograd.DeviceType.CUDA:
+            if name.startswith("frostline:"):
+                continue  # the label's own shadow on the device
+            (copies if name.startswith(("Memcpy HtoD", "Memcpy DtoH")) else kernels).append(span)
+        elif name.startswith("frostline:"):
+            kind = name.split(":")[1]
+            if kind == "end":
+                ends.append(span[0])
+            elif kind in host:
+                host[kind].append(span)
+        elif name.startswith(_WAITS) and not name.startswith("cudaMemcpyAsync"):
+            host["sync"].append(span)
+    if not kernels:
+        return {}
+    began, ended = min(k[0] for k in kernels), max(k[1] for k in kernels)
+    if len(ends) >= 2:
+        began, ended = ends[0], max(ends[-1], ended)
+    busy = union([*kernels, *copies])
+    idle = dict.fromkeys(("data", "copy", "sync", "optimizer", "launch"), 0.0)
+    for gap in gaps(busy, began, ended):
+        idle[_cause(gap, host)] += gap[1] - gap[0]
+    exposed = sum(b - a for a, b in subtract(union(copies), union(kernels)))
+    return {
+        "busy_s": sum(b - a for a, b in busy) / steps, "idle_s": {n: s / steps for n, s in idle.items()},
+        "copy_s": sum(b - a for a, b in union(copies)) / steps, "exposed_copy_s": exposed / steps,
+        "span_s": (ended - began) / steps, "kernels": len(kernels) / steps,
+    }  # fmt: skip
+
+
+def _cause(gap: Interval, host: dict[str, list[Interval]]) -> str:
+    """What the host did while the device had nothing to do. A wait for the device ends where the gap begins:
+    the queue has run dry, and filling it again is that wait's price."""
+    length = gap[1] - gap[0]
+    if length < _NEAR:
+        return "launch"
+    for cause in ("data", "copy"):
+        if sum(_common(gap, span) for span in host[cause]) > length / 2:
+            return cause
+    if any(span[0] < gap[0] and gap[0] - _NEAR < span[1] <= gap[1] for span in host["sync"]):
+        return "sync"
+    return "optimizer" if sum(_common(gap, s) for s in host["optimizer"]) > length / 2 else "launch"
+
+
+def _common(a: Interval, b: Interval) -> float:
+    return max(0.0, min(a[1], b[1]) - max(a[0], b[0]))
+
+
+def union(spans: list[Interval]) -> list[Interval]:
+    """
+    >>> union([(0, 2), (1, 3), (5, 6)])
+    [(0, 3), (5, 6)]
+    """
+    found: list[Interval] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+def gaps(busy: list[Interval], began: float, ended: float) -> list[Interval]:
+    """
+    >>> gaps([(1, 2), (3, 4)], 0, 5)
+    [(0, 1), (2, 3), (4, 5)]
+    """
+    found, at = [], began
+    for start, end in busy:
+        if start > at and at < ended:
+            found.append((at, min(start, ended)))
+        at = max(at, end)
+    return [*found, *([(at, ended)] if at < ended else [])]
+
+
+def subtract(spans: list[Interval], others: list[Interval]) -> list[Interval]:
+    """
+    >>> subtract([(0, 4)], [(1, 2)])
+    [(0, 1), (2, 4)]
+    """
+    return [gap for start, end in spans for gap in gaps([o for o in others if o[1] > start], start, end)]

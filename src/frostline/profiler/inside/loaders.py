@@ -1,0 +1,203 @@
+"""DataLoaders: what a script waits for them, what they hand out, and what their workers take.
+
+In the script's process `__next__` is wrapped. What a worker takes is written by the worker itself, a line a
+batch, into a file of its own: workers end without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch.utils.data
+from torch.utils.data import dataloader
+from torch.utils.data._utils import fetch
+
+from .batches import again, n_rows
+from .patches import Patches
+
+Decoded = list[Any]
+_EMPTY: dict[str, Any] = {
+    "workers": 0, "calls": 0, "wait_s": 0.0, "batch_size": None, "pinned": False, "items": 0, "repeats": 0,
+    "batches": None, "samples": None, "loader": None,
+}  # fmt: skip
+_MOST_ITEMS = 4_000_000
+"""Items of a data set whose numbers are remembered."""
+
+
+class Loaders:
+    """Watches all loaders of this process.
+
+    told: called with (start, end, rows) of every batch that was waited for.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.told: Callable[[float, float, int], None] | None = None
+        self.spans: Any = None
+        self.replay: Any = None
+        """What is handed out instead of new batches."""
+        self.keep = False
+        self.kept: Any = None
+        self.begun = 0
+        """Iterators made so far: an epoch begins."""
+        self.seen: dict[int, dict[str, Any]] = {}
+        self.decodes: list[Decoded] = []
+        """[what, key, start, seconds] since the last batch was prepared here."""
+        self.prepared: list[dict[str, Any]] = []
+        """What this process prepared itself: loaders without workers."""
+        self._folder, self._always, self._next = folder, Patches(), Patches()
+        self._deep = 0
+        self._original: Any = dataloader._BaseDataLoaderIter.__next__
+
+    def install(self) -> None:
+        base: Any = dataloader._BaseDataLoaderIter
+        begin, index, get = base.__init__, base._next_index, fetch._MapDatasetFetcher.fetch
+
+        def __init__(iterator: Any, loader: Any) -> None:
+            begin(iterator, loader)
+            self.begun += 1
+            iterator._frostline = self._about(loader)
+
+        def _next_index(iterator: Any) -> Any:
+            found = index(iterator)
+            self._items(iterator, found)
+            return found
+
+        def fetched(fetcher: Any, possibly_batched_index: Any) -> Any:
+            self.decodes.clear()
+            began = time.perf_counter()
+            batch = get(fetcher, possibly_batched_index)  # type: ignore[no-untyped-call]
+            self._prepared(fetcher, possibly_batched_index, began, time.perf_counter() - began)
+            return batch
+
+        self._always.set(dataloader._BaseDataLoaderIter, "__init__", __init__)
+        self._always.set(dataloader._BaseDataLoaderIter, "_next_index", _next_index)
+        self._always.set(fetch._MapDatasetFetcher, "fetch", fetched)
+        self.watch(True)
+
+    def watch(self, on: bool) -> None:
+        """Waiting is measured, or not."""
+        self._next.undo()
+        if on:
+            original = self._original
+
+            def __next__(iterator: Any) -> Any:
+                return self._waited(iterator, original)
+
+            self._next.set(dataloader._BaseDataLoaderIter, "__next__", __next__)
+
+    def uninstall(self) -> None:
+        self._next.undo()
+        self._always.undo()
+
+    # in the script's process
+
+    def watched(self, name: str, batches: Iterable[Any], *, rows: Callable[[Any], int]) -> Iterator[Any]:
+        """The same batches; waiting for each counts like waiting for a DataLoader."""
+        about = self.seen.setdefault(-1, {**_EMPTY, "dataset": name, "known": set()})
+        source = iter(batches)
+        while True:
+            began, spans = time.perf_counter(), self.spans
+            place = spans.enter("data", "waiting for data") if spans is not None else -1
+            try:
+                batch = next(source, None)
+            finally:
+                if spans is not None:
+                    spans.leave(place)
+            if batch is None:
+                return
+            ended = time.perf_counter()
+            about["calls"] += 1
+            about["wait_s"] += ended - began
+            if self.told is not None:
+                self.told(began, ended, rows(batch))
+            yield batch
+
+    def _waited(self, iterator: Any, original: Any) -> Any:
+        if self._deep:  # a loader that reads from a loader
+            return original(iterator)
+        spans = self.spans
+        place = spans.enter("data", "waiting for data") if spans is not None else -1
+        self._deep += 1
+        began = time.perf_counter()
+        rows = 0
+        try:
+            batch = again(self.replay) if self.replay is not None else original(iterator)
+            rows = n_rows(batch)
+        finally:
+            self._deep -= 1
+            ended = time.perf_counter()
+            if spans is not None:
+                spans.leave(place)
+            if self.told is not None:
+                self.told(began, ended, rows)
+        about = getattr(iterator, "_frostline", None)
+        if about is not None:
+            about["calls"] += 1
+            about["wait_s"] += ended - began
+        if self.keep:
+            self.kept = batch
+        return batch
+
+    def _about(self, loader: Any) -> dict[str, Any]:
+        """What is known of a loader; one record for all its epochs."""
+        found = self.seen.get(id(loader))
+        if found is None:
+            data = loader.dataset
+            found = _EMPTY | {
+                "dataset": type(data).__name__, "workers": loader.num_workers, "loader": loader,
+                "batch_size": loader.batch_size, "pinned": bool(loader.pin_memory), "known": set(),
+                "batches": _length(loader), "samples": _length(data),
+            }  # fmt: skip
+            self.seen[id(loader)] = found
+        return found
+
+    def _items(self, iterator: Any, index: Any) -> None:
+        """Which items of a data set are asked for: exact, as they have numbers."""
+        about = getattr(iterator, "_frostline", None)
+        if about is None or index is None:
+            return
+        known: set[Any] = about["known"]
+        for item in index if isinstance(index, list | tuple) else [index]:
+            if not isinstance(item, int | str) or len(known) > _MOST_ITEMS:
+                return
+            about["items"] += 1
+            about["repeats"] += item in known
+            known.add(item)
+
+    def summary(self) -> list[dict[str, Any]]:
+        hidden = ("loader", "known")
+        return [{n: v for n, v in about.items() if n not in hidden} for about in self.seen.values()]
+
+    # in the process that prepares
+
+    def decoded(self, what: str, key: str, start: float, seconds: float) -> None:
+        self.decodes.append([what, key, start, seconds])
+
+    def _prepared(self, fetcher: Any, index: Any, began: float, seconds: float) -> None:
+        n = len(index) if isinstance(index, list | tuple) else 1
+        line = {
+            "dataset": type(fetcher.dataset).__name__, "start": began, "s": seconds, "n": n,
+            "decodes": [*self.decodes],
+        }  # fmt: skip
+        self.decodes.clear()
+        if torch.utils.data.get_worker_info() is None:
+            self.prepared.append(line)
+            return
+        path = self._folder / f"worker-{os.getpid()}.jsonl"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(fd, (json.dumps(line) + "\n").encode())
+        finally:
+            os.close(fd)
+
+
+def _length(thing: Any) -> int | None:
+    try:
+        return len(thing)
+    except (TypeError, NotImplementedError):
+        return None

@@ -1,0 +1,112 @@
+"""A few steps with every operator seen: where the host waits for the device, and how much is computed.
+
+Python's own `float()` and `bool()` of a tensor read it back too, so the operators are watched, not methods.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import time
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry
+
+from . import cuda
+
+_WAITS = {
+    "aten._local_scalar_dense": "reads a number back: .item(), float() or bool()",
+    "aten.nonzero": "its result's size is known on the device only",
+    "aten.masked_select": "its result's size is known on the device only",
+    "aten._unique2": "its result's size is known on the device only",
+    "aten.unique_dim": "its result's size is known on the device only",
+    "aten.equal": "compares on the device, answers on the host",
+    "aten.is_nonzero": "reads a number back",
+}
+_OPTIMIZER = os.path.join("torch", "optim")
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_LIBRARIES = tuple({sysconfig.get_paths()[n] for n in ("purelib", "platlib", "stdlib")})
+
+
+class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operators of some steps.
+
+    >>> look = Look()
+    >>> with look:
+    ...     _ = float((torch.ones(2, 3) @ torch.ones(3, 4)).sum())
+    >>> look.flops, [what for _, what in look.waits]
+    (48.0, ['reads a number back: .item(), float() or bool()'])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0.0
+        self.flops_by_dtype: dict[str, float] = defaultdict(float)
+        self.waits: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        """(file:line, what) → times, seconds."""
+        self.operators = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        packet = func._overloadpacket
+        what = _WAITS.get(str(packet)) or (_back(args, kwargs) if "copy" in packet.__name__ else None)
+        began = time.perf_counter()
+        result = func(*args, **kwargs)
+        self.operators += 1
+        if what is not None and (place := _place(_on_device(args))):
+            held = self.waits[place, what]
+            held[0] += 1
+            held[1] += time.perf_counter() - began if _on_device(args) else 0.0
+        if packet in flop_registry:
+            flops = float(flop_registry[packet](*args, **kwargs, out_val=result))
+            self.flops += flops
+            self.flops_by_dtype[_dtype(args)] += flops
+        return result
+
+
+def _back(args: Any, kwargs: Any) -> str | None:
+    """A copy from the device to the host that the host waits for."""
+    tensors = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
+    waits = not any(a is True for a in args) and not kwargs.get("non_blocking")
+    if len(tensors) == 1 and tensors[0].is_cuda and waits:
+        wanted = kwargs.get("device")
+        return "copies to the host" if wanted is not None and torch.device(wanted).type == "cpu" else None
+    if len(tensors) == 2 and tensors[1].is_cuda and not tensors[0].is_cuda and waits:
+        return "copies to the host"
+    return None
+
+
+def _on_device(args: Any) -> bool:
+    return any(isinstance(t, Tensor) and t.is_cuda for t in tree_iter(args))
+
+
+def _dtype(args: Any) -> str:
+    found = next((t.dtype for t in tree_iter(args) if isinstance(t, Tensor)), None)
+    return str(found).removeprefix("torch.")
+
+
+def _place(on_device: bool) -> str:
+    """Where in the user's own code this comes from; the innermost library line, where there is none. Empty
+    for what never waits: an optimiser's own counters lie on the host, and so does everything beside a GPU
+    that is not on it."""
+    if not on_device and cuda.used():
+        return ""
+    frame: Any = sys._getframe(2)
+    first = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(("<", _HERE)):
+            told = f"{file}:{frame.f_lineno}"
+            if not on_device and _OPTIMIZER in file:
+                return ""
+            if not file.startswith(_LIBRARIES):
+                return told
+            first = first or told
+        frame = frame.f_back
+    return first or "a library"

@@ -1,0 +1,252 @@
+"""Which modules a script calls, how often, with what, and which of them nothing can change.
+
+A few steps of the warm-up are watched with hooks on all modules. From then on only modules that matter are
+hooked, one by one: hooks on all of them cost a tenth of a small forward.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks
+
+from .batches import first_tensor, n_rows
+
+_ABOUT_HOOKS = r"Using `torch.compile\(module\)` when there are global hooks"
+_MOST = 48
+"""Modules that pass B tells apart."""
+_DEEPEST = 3
+_LEAST_S = 2e-4
+"""Calls shorter than this are told with what is around them."""
+
+
+@dataclass
+class Use:
+    """One module, as it was called while it was watched."""
+
+    module: nn.Module
+    depth: int
+    order: int
+    calls: int = 0
+    seconds: float = 0.0
+    rows: Counter[int] = field(default_factory=Counter)
+    quiet: int = 0
+    """Calls without gradients."""
+    parent: int | None = None
+    name: str = ""
+    prefix: nn.Module | None = None
+    """The last part of it before which nothing is trained, where only its beginning is frozen."""
+    before: set[int] = field(default_factory=set)
+    """The frozen modules up to there."""
+    out_bytes: float = 0.0
+    """Of its result, a row."""
+
+
+class Modules:
+    """Watches calls of all modules, between `begin` and `end`."""
+
+    def __init__(self, outermost: Callable[[nn.Module], None]) -> None:
+        self._outermost = outermost
+        self.uses: dict[int, Use] = {}
+        self.steps = 0
+        self._stack: list[tuple[int, float]] = []
+        self._handles: list[Any] = []
+
+    def begin(self) -> None:
+        warnings.filterwarnings("ignore", message=_ABOUT_HOOKS)
+        self._handles = [
+            hooks.register_module_forward_pre_hook(self._enter),
+            hooks.register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def begin_counting(self) -> None:
+        """The first step ended: what was called before it may have been anything."""
+        for use in self.uses.values():
+            use.calls = use.quiet = 0
+            use.seconds = 0.0
+            use.rows.clear()
+
+    def called(self) -> list[Use]:
+        """The modules that steps call."""
+        return [u for u in self.uses.values() if u.calls and type(u.module).__name__ != "GraphModule"]
+
+    def end(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._stack.clear()
+        for module in _compiled_in_place():  # their calls run no hooks
+            if id(module) not in self.uses:
+                self.uses[id(module)] = Use(module, 0, len(self.uses), calls=1)
+        if self.uses:
+            self._name()
+            for use in self.uses.values():
+                if use.depth == 0:
+                    self._find_prefix(use)
+
+    @property
+    def watching(self) -> bool:
+        return bool(self._handles)
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        parent = self._stack[-1][0] if self._stack else None
+        use = self.uses.get(id(module))
+        if use is None:
+            use = self.uses[id(module)] = Use(module, len(self._stack), len(self.uses), parent=parent)
+        use.depth = min(use.depth, len(self._stack))
+        use.calls += 1
+        use.quiet += not torch.is_grad_enabled()
+        if parent is None:
+            self._outermost(module)
+        self._stack.append((id(module), time.perf_counter()))
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        while self._stack:
+            who, began = self._stack.pop()
+            if who == id(module):
+                use = self.uses[who]
+                use.seconds += time.perf_counter() - began
+                use.rows[n_rows(args) or n_rows(output)] += 1
+                given = first_tensor(output)
+                use.out_bytes = 0.0 if given is None else given.nbytes / max(1, given.shape[0])
+                return
+
+    # what was found
+
+    def _name(self) -> None:
+        """Paths from the outermost modules; a part that the script calls by itself keeps its place."""
+        called = [use for use in self.uses.values() if use.depth == 0]
+        inside = {id(m) for use in called for m in use.module.modules() if m is not use.module}
+        roots = [use for use in called if id(use.module) not in inside]
+        kinds = Counter(_kind(use.module) for use in roots)
+        numbers: Counter[str] = Counter()
+        for use in roots:
+            kind = _kind(use.module)
+            numbers[kind] += 1
+            root = kind if kinds[kind] == 1 else f"{kind}#{numbers[kind]}"
+            for path, module in use.module.named_modules():
+                found = self.uses.get(id(module))
+                if found is not None and not found.name:
+                    found.name = ".".join(filter(None, [root, _plain(path)]))
+        for use in self.uses.values():
+            use.name = use.name or _kind(use.module)
+
+    def worth(self) -> list[Use]:
+        """Those that pass B tells apart: outermost ones, and what is inside of them and takes its time."""
+        fit = [
+            use
+            for use in self.called()
+            if use.depth <= _DEEPEST and (use.depth == 0 or use.seconds >= _LEAST_S * use.calls)
+        ]
+        fit.sort(key=lambda use: (use.depth > 0, -use.seconds))
+        ends = {id(use.prefix) for use in self.uses.values() if use.prefix is not None}
+        kept = {id(u.module): u for u in fit[:_MOST]}
+        return [*kept.values(), *(u for k, u in self.uses.items() if k in ends and k not in kept and u.calls)]
+
+    def frozen(self) -> Iterator[tuple[Use, str]]:
+        """The outermost modules that nothing in the training changes, and why."""
+        trained = _trained()
+        found: dict[int, bool] = {key: True for use in self.uses.values() for key in use.before}
+        for use in sorted(self.called(), key=lambda use: use.depth):
+            key = id(use.module)
+            above: int | None = key
+            while above is not None and above not in found:
+                above = self.uses[above].parent
+            if above is not None:
+                continue
+            parameters = [*use.module.parameters()]
+            if not parameters:
+                continue
+            fixed = not any(p.requires_grad for p in parameters)
+            quiet = use.quiet == use.calls and not any(id(p) in trained for p in parameters)
+            if fixed or quiet:
+                found[key] = True
+                yield use, "parameters" if fixed else "no_grad"
+
+    def _find_prefix(self, use: Use) -> None:
+        """The part of a module that is done before anything trained is called, where it is more than one
+        frozen module: that would be told of by itself."""
+        own = {id(m) for m in use.module.modules()}
+        leaves = [u for k, u in self.uses.items() if k in own and u.calls and _owns(u.module)]
+        before: list[Use] = []
+        for leaf in sorted(leaves, key=lambda u: u.order):
+            if any(p.requires_grad for p in leaf.module.parameters(recurse=False)):
+                break
+            before.append(leaf)
+        if not before or len(before) == len(leaves):
+            return
+        done = [self._whole(use.module, leaf.module) for leaf in before]
+        if len({id(m) for m in done}) > 1:
+            use.prefix, use.before = done[-1], {id(m) for m in done}
+
+    def _whole(self, root: nn.Module, leaf: nn.Module) -> nn.Module:
+        """The outermost module around a leaf in which nothing is trained."""
+        for module in root.modules():  # outer ones come first
+            around = module is not root and id(module) in self.uses and self.uses[id(module)].calls
+            if around and not _trains(module) and any(m is leaf for m in module.modules()):
+                return module
+        return leaf
+
+    def summary(self) -> list[dict[str, Any]]:
+        why = {id(use.module): reason for use, reason in self.frozen()}
+        return [_told(use, why.get(id(use.module), ""), self) for use in self.called()]
+
+
+def _told(use: Use, frozen: str, modules: Modules) -> dict[str, Any]:
+    parameters = [*use.module.parameters()]
+    prefix = modules.uses[id(use.prefix)].name if use.prefix is not None else ""
+    return {
+        "name": use.name, "kind": _kind(use.module), "depth": use.depth, "calls": use.calls,
+        "steps": modules.steps, "rows": [rows for rows, _ in use.rows.most_common(4)], "frozen": frozen,
+        "parameters": sum(p.numel() for p in parameters), "compiled": is_compiled(use.module),
+        "trainable": sum(p.numel() for p in parameters if p.requires_grad), "prefix": prefix,
+        "seconds": use.seconds, "quiet": use.quiet, "out_bytes": use.out_bytes,
+    }  # fmt: skip
+
+
+def is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _owns(module: nn.Module) -> bool:
+    """Whether it has parameters of its own, not only those of its parts."""
+    return any(True for _ in module.parameters(recurse=False))
+
+
+def _trains(module: nn.Module) -> bool:
+    return any(p.requires_grad for p in module.parameters())
+
+
+def _kind(module: nn.Module) -> str:
+    return type(getattr(module, "_orig_mod", module)).__name__
+
+
+def _plain(path: str) -> str:
+    return ".".join(part for part in path.split(".") if part != "_orig_mod")
+
+
+def alive(kind: type) -> list[Any]:
+    """All objects of a class. By their type: asking some objects for their class loads half a library."""
+    return [o for o in gc.get_objects() if issubclass(type(o), kind)]
+
+
+def _compiled_in_place() -> list[nn.Module]:
+    return [m for m in alive(nn.Module) if getattr(m, "_compiled_call_impl", None) is not None]
+
+
+def _trained() -> set[int]:
+    """The parameters that some optimiser has."""
+    found = [o for o in alive(torch.optim.Optimizer) if hasattr(o, "param_groups")]
+    return {id(p) for o in found for group in o.param_groups for p in group["params"]}

@@ -1,0 +1,89 @@
+"""What an agent knows, as JSON: one file a process, whole after every block."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import sys
+from typing import Any
+
+import torch
+
+from . import cuda
+
+_TOLD_STEPS = 4
+"""Steps of the first block of pass B whose spans are kept one by one, for the timeline."""
+
+
+def write(agent: Any, how: str) -> None:
+    known = {
+        "pid": agent.pid, "rank": int(os.environ.get("RANK", "0")), "world": agent.world, "ended": how,
+        "argv": sys.argv, "boundary": agent.boundary_name, "steps": agent.n, "warmup": agent.warmup,
+        "blocks": agent.blocks, "modules": _modules(agent), "inputs": _inputs(agent),
+        "loaders": agent.loaders.summary(), "prepared": agent.loaders.prepared, "notes": agent.notes,
+        "device": _device(), "torch": torch.__version__, "python": platform.python_version(),
+        "threads": torch.get_num_threads(), "swallowed": agent.swallowed, **agent.found,
+    }  # fmt: skip
+    path = agent.folder / f"process-{agent.pid}.json"
+    aside = path.with_suffix(".part")
+    aside.write_text(json.dumps(known), encoding="utf-8")
+    aside.replace(path)
+
+
+def _modules(agent: Any) -> list[dict[str, Any]]:
+    return [] if agent.modules.watching else agent.modules.summary()
+
+
+def _inputs(agent: Any) -> list[dict[str, Any]]:
+    names = {key: use.name for key, use in agent.modules.uses.items()}
+    return [
+        {
+            "name": names.get(key, ""), "calls": held.calls, "looked": held.looked, "rows": held.rows,
+            "repeats": held.repeats, "moved": held.moved(),
+        }
+        for key, held in agent.inputs.items()
+    ]  # fmt: skip
+
+
+def spans(agent: Any) -> None:
+    """Adds a block's spans to what is known."""
+    found = agent.found.setdefault("spans", [])
+    found.append({"spans": agent.spans.lines(), "bounds": agent.spans.bounds(), "cuda": agent.spans.cuda})
+    copies = agent.found.setdefault("copies", [])
+    for (kind, waits), (calls, size, seconds) in agent.parts.copies.items():
+        copies.append({"kind": kind, "blocking": waits, "calls": calls, "bytes": size, "s": seconds})
+
+
+def look(agent: Any) -> None:
+    steps = max(1, len(agent.blocks[-1]["times"])) if agent.blocks else 1
+    held = agent.look
+    agent.found["look"] = {
+        "steps": steps, "flops": held.flops / steps, "operators": held.operators / steps,
+        "flops_by_dtype": {name: flops / steps for name, flops in held.flops_by_dtype.items()},
+        "waits": [
+            {"where": where, "what": what, "calls": n / steps, "s": seconds / steps}
+            for (where, what), (n, seconds) in held.waits.items()
+        ],
+    }  # fmt: skip
+
+
+def counters() -> dict[str, float]:
+    """What only ever grows: pages read back from disk, and times that the allocator had to start over."""
+    retries = torch.cuda.memory_stats().get("num_alloc_retries", 0) if cuda.used() else 0
+    return {"faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt, "retries": retries}
+
+
+def _device() -> dict[str, Any]:
+    if not cuda.used():
+        return {"name": "cpu"}
+    stats = torch.cuda.memory_stats()
+    index = torch.cuda.current_device()
+    return {
+        "name": torch.cuda.get_device_name(index), "index": index,
+        "bus": getattr(torch.cuda.get_device_properties(index), "pci_bus_id", None),
+        "peak_allocated": stats.get("allocated_bytes.all.peak", 0),
+        "peak_reserved": stats.get("reserved_bytes.all.peak", 0),
+        "alloc_retries": stats.get("num_alloc_retries", 0), "total": torch.cuda.mem_get_info()[1],
+    }  # fmt: skip

@@ -1,0 +1,127 @@
+"""What happens inside of steps: nested stretches of time, by the host's clock and by events on the device.
+
+Nothing here waits for the device. Events are looked at when their block is over and the device has settled.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_MAIN = 0
+
+
+@dataclass(slots=True)
+class Span:
+    kind: str
+    name: str
+    parent: int
+    """Its place among the spans; -1: nothing of ours is around it."""
+    thread: int
+    step: int
+    start: float
+    end: float = -1.0
+    stream: int = 0
+    first: Any = None
+    last: Any = None
+    beside: bool = False
+    """Of another thread or stream: it runs beside the step's own work."""
+
+
+class Spans:
+    """Spans of one block of steps.
+
+    >>> spans = Spans(cuda=False)
+    >>> a = spans.enter("forward", "Model")
+    >>> b = spans.enter("forward", "Model.head")
+    >>> spans.leave(b); spans.leave(a)
+    >>> [(s.name, s.parent) for s in spans.found]
+    [('Model', -1), ('Model.head', 0)]
+    """
+
+    def __init__(self, *, cuda: bool, label: Callable[[str], Any] | None = None) -> None:
+        self.found: list[Span] = []
+        self.step = 0
+        self.cuda, self._label = cuda, label
+        self._owner = threading.get_ident()
+        self._stacks: dict[int, list[tuple[int, Any]]] = {}
+        self._lock = threading.Lock()
+        self._base: Any = None
+        self._began = time.perf_counter()
+        self._stream = 0
+        if cuda:
+            self._stream = torch.cuda.current_stream().cuda_stream
+            self._base = self._event()
+        self.marks: list[tuple[float, Any]] = []
+
+    def boundary(self) -> None:
+        """A step ended here."""
+        self.marks.append((time.perf_counter(), self._event()))
+        self.step += 1
+
+    def enter(self, kind: str, name: str) -> int:
+        thread = threading.get_ident()
+        stack = self._stacks.setdefault(thread, [])
+        stream = torch.cuda.current_stream().cuda_stream if self.cuda else 0
+        beside = thread != self._owner or stream != self._stream
+        label = self._label(f"frostline:{kind}:{name}") if self._label is not None else None
+        if label is not None:
+            label.__enter__()
+        span = Span(kind, name, stack[-1][0] if stack else -1, thread, self.step, 0.0, beside=beside)
+        span.stream = stream
+        with self._lock:
+            place = len(self.found)
+            self.found.append(span)
+        stack.append((place, label))
+        span.first = self._event()
+        span.start = time.perf_counter()
+        return place
+
+    def leave(self, place: int) -> None:
+        """Ends a span, and those inside of it that an exception left open."""
+        now = time.perf_counter()
+        stack = self._stacks.get(threading.get_ident(), [])
+        event = self._event()
+        while stack and stack[-1][0] >= place:
+            at, label = stack.pop()
+            span = self.found[at]
+            span.end, span.last = now, event
+            if label is not None:
+                label.__exit__(None, None, None)
+
+    def _event(self) -> Any:
+        if not self.cuda:
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    # afterwards
+
+    def lines(self) -> list[list[Any]]:
+        """[kind, name, parent, step, start, end, device start, device end, beside], in seconds since the
+        block began; ask when the device has settled."""
+        return [
+            [
+                s.kind, s.name, s.parent, s.step, s.start - self._began, s.end - self._began,
+                *self._on_device(s.first, s.last), int(s.beside),
+            ]
+            if s.end >= 0
+            else [s.kind, s.name, s.parent, -1, 0.0, 0.0, 0.0, 0.0, 1]
+            for s in self.found
+        ]  # fmt: skip
+
+    def bounds(self) -> list[list[float]]:
+        """The ends of steps: host, device."""
+        return [[at - self._began, self._since(event)] for at, event in self.marks]
+
+    def _on_device(self, first: Any, last: Any) -> tuple[float, float]:
+        return (self._since(first), self._since(last)) if self.cuda and last is not None else (0.0, 0.0)
+
+    def _since(self, event: Any) -> float:
+        return 1e-3 * float(self._base.elapsed_time(event)) if self.cuda else 0.0

@@ -1,0 +1,165 @@
+"""Runs somebody's command with the agent in every Python that it starts, and gathers what they write.
+
+out/parts/reached            a line for each interpreter that the injection reached
+out/parts/process-PID.json   of each process that took steps
+out/parts/worker-PID.jsonl   of each DataLoader worker: a line a batch
+out/parts/trace-PID.json     with --trace
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from frostline.errors import UsageError
+from frostline.profiler.inside.decodes import MODULES
+from frostline.profiler.monitor import Monitor, Sample
+
+INJECT = Path(__file__).parent / "inject"
+_ISOLATED = {
+    "-I": "isolated mode ignores PYTHONPATH",
+    "-S": "it leaves out `site`",
+    "-E": "it ignores PYTHONPATH",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a script is profiled.
+
+    steps:      measured in all, in turns: pass A, pass B, and steps without either
+    warmup:     at least so many steps before
+    keep_going: the script runs to its own end
+    trace:      write a trace for Perfetto or chrome://tracing
+    replay:     at the end, hand out one batch again and again, and half of it
+    """
+
+    steps: int = 50
+    warmup: int = 10
+    keep_going: bool = False
+    trace: bool = False
+    replay: bool = True
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} is {value}; expected at least {least}"
+            for name, value, least in (("steps", self.steps, 6), ("warmup", self.warmup, 2))
+            if value < least
+        ]
+        if problems:
+            raise UsageError("This cannot be profiled:", problems=problems)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of a command."""
+
+    command: tuple[str, ...]
+    status: int
+    processes: tuple[dict[str, Any], ...]
+    """What each process that took steps wrote, the first rank's first."""
+    workers: tuple[dict[str, Any], ...]
+    """What DataLoader workers prepared: a record a batch."""
+    reached: int
+    samples: tuple[Sample, ...]
+    traces: tuple[Path, ...]
+
+
+def launch(command: Sequence[str], settings: Settings, out: Path) -> Ran:
+    """Runs the command; its output comes through, its end is waited for."""
+    _refuse(command)
+    parts = out / "parts"
+    if parts.exists():
+        shutil.rmtree(parts)
+    parts.mkdir(parents=True)
+    words = _with_python(command)
+    process = _started(words, _environment(settings, parts.absolute()))
+    with Monitor(process.pid) as monitor:
+        status = _waited(process)
+    processes = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(parts.glob("process-*.json"))]
+    processes.sort(key=lambda found: (found["rank"], -found["steps"]))
+    reached = parts / "reached"
+    return Ran(
+        tuple(command), status, tuple(processes), tuple(_lines(parts)),
+        len(reached.read_text(encoding="utf-8").splitlines()) if reached.exists() else 0,
+        tuple(monitor.samples), tuple(sorted(parts.glob("trace-*.json"))),
+    )  # fmt: skip
+
+
+def _lines(parts: Path) -> list[dict[str, Any]]:
+    """The workers' records; a last line that a kill cut short is left out."""
+    found = []
+    for path in sorted(parts.glob("worker-*.jsonl")):
+        for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
+            found.append({**json.loads(line), "pid": int(path.stem.removeprefix("worker-"))})
+    return found
+
+
+def _refuse(command: Sequence[str]) -> None:
+    if not command:
+        raise UsageError(
+            "There is nothing to profile. Give a command after --: frostline profile -- python train.py"
+        )
+    if shutil.which(command[0]) is None and not Path(command[0]).is_file():
+        raise UsageError(f"There is no command {command[0]!r} to profile.")
+    if _is_python(command[0]):
+        for word in command[1:]:
+            if not word.startswith("-") or word in ("-m", "-c"):
+                break
+            why = next((_ISOLATED[f"-{c}"] for c in word[1:] if f"-{c}" in _ISOLATED), None)
+            if why and not word.startswith("--"):
+                raise UsageError(
+                    f"`{command[0]} {word}` cannot be profiled: {why}, which is how the profiler gets in. "
+                    f"Run it without {word}."
+                )
+
+
+def _is_python(word: str) -> bool:
+    return Path(word).name.startswith(("python", "pypy"))
+
+
+def _with_python(command: Sequence[str]) -> list[str]:
+    """The command as it can be started: train.py alone is run by this Python."""
+    if command[0].endswith(".py") and Path(command[0]).is_file() and not os.access(command[0], os.X_OK):
+        return [sys.executable, *command]
+    return [*command]
+
+
+def _environment(settings: Settings, parts: Path) -> dict[str, str]:
+    told = {
+        "steps": settings.steps, "warmup": settings.warmup, "keep_going": settings.keep_going,
+        "trace": settings.trace, "replay": settings.replay, "quiet": settings.quiet, "folder": str(parts),
+    }  # fmt: skip
+    before = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(INJECT.absolute()), *([before] if before else [])]),
+        "FROSTLINE_PROFILE": str(parts),
+        "FROSTLINE_PROFILE_SETTINGS": json.dumps(told),
+        "FROSTLINE_PROFILE_WATCH": ",".join(MODULES),
+    }
+
+
+def _started(words: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(words, env=environment)
+    except OSError as e:
+        raise UsageError(f"{words[0]!r} cannot be started: {e.strerror}.") from e
+
+
+def _waited(process: subprocess.Popen[bytes]) -> int:
+    """Ctrl-C reaches the script too; it ends in its own way, and what is known by then is told."""
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)

@@ -1,0 +1,229 @@
+"""From what agents wrote to a `Profile`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from frostline.profiler import findings, repeats, steps, verdict
+from frostline.profiler.launch import Ran
+from frostline.profiler.monitor import Sample
+from frostline.profiler.peaks import peak_flops
+from frostline.profiler.rows import Spans
+from frostline.profiler.steps import Raw
+from frostline.results import Copies, Idle, Loader, Machine, ModuleUse, Profile, Steps, Sync, Trial
+
+_WORK = ("forward", "backward", "optimizer", "zero_grad", "clip")
+
+
+def read(ran: Ran, out: Path) -> Profile:
+    """The profile of a command's first rank."""
+    raw = ran.processes[0]
+    prepared = [*ran.workers, *({**line, "pid": raw["pid"]} for line in raw["prepared"])]
+    notes = _notes(ran)
+    return profile_of(raw, prepared, ran.samples, shlex.join(ran.command), out, notes)
+
+
+def profile_of(
+    raw: Raw,
+    prepared: Sequence[Mapping[str, Any]],
+    samples: Sequence[Sample],
+    command: str,
+    out: Path,
+    notes: Sequence[str] = (),
+    trials: Sequence[Trial] = (),
+) -> Profile:
+    wall, spans = steps.timed(raw, "A"), Spans(raw)
+    step = wall.ms if wall is not None else 0.0
+    found = [
+        *trials,
+        *filter(None, [
+            steps.trial(raw, "replay", "replayed", "one prepared batch again and again"),
+            steps.trial(raw, "half", "half", "half of that batch"),
+        ]),
+    ]  # fmt: skip
+    kernels = raw.get("kernels", {})
+    idle = _idle(kernels, step)
+    machine = _machine(raw, wall, spans, kernels, samples)
+    rows = spans.rows()
+    loaders = _loaders(raw, prepared, step, found)
+    seen = verdict.Seen(
+        wall, rows, machine, 1000 * (steps.a_step(raw, "waits") or 0.0), loaders, _modules(raw, spans),
+        {t.name: t for t in found}, idle, _syncs(raw), _copies(raw, spans), steps.grown(raw, "retries"),
+        steps.grown(raw, "faults"), 1000 * kernels.get("exposed_copy_s", 0.0),
+        raw.get("look", {}).get("operators", 0.0),
+    )  # fmt: skip
+    again = repeats.repeats(raw, spans, prepared, out)
+    return Profile(
+        command=command, boundary=raw["boundary"], wall=wall or Steps(0.0, 0.0, 0.0, 0),
+        attributed=steps.timed(raw, "B"), rows=rows, verdict=verdict.verdict(seen), machine=machine,
+        samples=steps.a_step(raw, "rows") or None, epoch=steps.epoch(raw, wall) if wall else None,
+        warmup=raw["warmup"], cost=steps.cost(raw), remedies=verdict.remedies(seen),
+        findings=findings.findings(seen, again), modules=tuple(seen.modules), repeats=again,
+        syncs=tuple(seen.syncs), copies=tuple(seen.copies), loaders=loaders, idle=idle, trials=tuple(found),
+        timeline=spans.timeline([*prepared]), notes=(*notes, *raw["notes"], *_unreconciled(rows, wall)),
+        versions={"torch": raw["torch"], "python": raw["python"]},
+    )  # fmt: skip
+
+
+def _notes(ran: Ran) -> list[str]:
+    raw, found = ran.processes[0], []
+    ended = raw["ended"]
+    if ended not in ("stopped", "kept going"):
+        found.append(f"the script ended before all steps were seen: {ended}, after {raw['steps']} steps")
+    if raw["swallowed"]:
+        found.append("the script catches everything, also its own end; it had to be ended hard")
+    others = [p for p in ran.processes[1:] if p["rank"] != raw["rank"]]
+    if others:
+        each = [(p["rank"], steps.timed(p, "A")) for p in others]
+        told = ", ".join(f"rank {rank} {wall.ms:.1f} ms" for rank, wall in each if wall is not None)
+        found.append(f"{len(others) + 1} ranks; this is rank {raw['rank']}. The others' step: {told}")
+    beside = [p for p in ran.processes[1:] if p["rank"] == raw["rank"]]
+    if beside:
+        found.append(f"{len(beside)} more processes took steps; this is the one that took the most")
+    return found
+
+
+def _unreconciled(rows: Sequence[Any], wall: Steps | None) -> list[str]:
+    if not rows or wall is None:
+        return []
+    off = sum(row.ms for row in rows) / wall.ms - 1
+    if abs(off) <= 0.05:
+        return []
+    return [f"the rows add up to {off:+.1%} of pass A's step: take them for shares, not for times"]
+
+
+def _modules(raw: Raw, spans: Spans) -> tuple[ModuleUse, ...]:
+    found = []
+    for module in raw["modules"]:
+        seen = spans.modules.get(module["name"]) if spans.steps else None
+        if seen is None and module["depth"] > 0:
+            continue
+        calls = seen[0] / spans.steps if seen else module["calls"] / max(1, module["steps"])
+        ms = 1000 * seen[1] / spans.steps if seen else 0.0
+        prefix = 1000 * spans.prefixes.get(module["prefix"], 0.0) / spans.steps if spans.steps else 0.0
+        found.append(
+            ModuleUse(
+                module["name"], module["kind"], round(calls, 3), ms, tuple(module["rows"]), module["depth"],
+                module["parameters"], module["trainable"], module["frozen"], module["compiled"],
+                module["prefix"], prefix,
+            )
+        )  # fmt: skip
+    return tuple(found)  # in the order of their calls
+
+
+def _loaders(
+    raw: Raw, prepared: Sequence[Mapping[str, Any]], step: float, trials: Sequence[Trial]
+) -> tuple[Loader, ...]:
+    waits, batches = 1000 * (steps.a_step(raw, "waits") or 0.0), steps.a_step(raw, "batches") or 0.0
+    used = [loader for loader in raw["loaders"] if loader["calls"]]
+    calls = sum(loader["calls"] for loader in used)
+    seconds = sum(loader["wait_s"] for loader in used)
+    rest = next((t.ms for t in trials if t.name == "replayed"), step - waits)
+    found = []
+    for loader in used:
+        mine = [line for line in prepared if line["dataset"] == loader["dataset"]]
+        prepare = 1000 * statistics.median(line["s"] for line in mine) if mine else None
+        decode = (
+            1000 * statistics.fmean(sum(d[3] for d in line["decodes"]) for line in mine) if mine else None
+        )
+        each = batches * loader["calls"] / calls
+        needed = None
+        if prepare is not None and loader["workers"]:
+            needed = max(1, -int(-(prepare * each) // max(rest, 0.1)))
+        wait = waits * (loader["wait_s"] / seconds if seconds else 0.0)
+        found.append(
+            Loader(
+                f"the loader of {loader['dataset']}", loader["workers"], loader["batch_size"],
+                loader["batches"], each, wait, prepare, decode or None, loader["pinned"], needed,
+            )
+        )  # fmt: skip
+    return tuple(sorted(found, key=lambda loader: -loader.wait_ms))
+
+
+def _syncs(raw: Raw) -> tuple[Sync, ...]:
+    here = f"{os.getcwd()}{os.sep}"
+    waits = raw.get("look", {}).get("waits", [])
+    found = [Sync(w["where"].removeprefix(here), w["what"], w["calls"], 1000 * w["s"]) for w in waits]
+    return tuple(sorted(found, key=lambda sync: (-sync.ms, -sync.calls, sync.where)))
+
+
+def _copies(raw: Raw, spans: Spans) -> tuple[Copies, ...]:
+    sums: dict[tuple[str, bool], list[float]] = {}
+    for copy in raw.get("copies", []):
+        held = sums.setdefault((copy["kind"], copy["blocking"]), [0.0, 0.0, 0.0])
+        for i, name in enumerate(("calls", "bytes", "s")):
+            held[i] += copy[name]
+    n = max(1, sum(len(found["bounds"]) for found in raw.get("spans", [])))
+    return tuple(
+        Copies(kind, calls / n, size / n, 1000 * seconds / n, blocking)
+        for (kind, blocking), (calls, size, seconds) in sums.items()
+    )
+
+
+def _idle(kernels: Mapping[str, Any], step: float) -> tuple[Idle, ...]:
+    """Idle time of pass A's step, by the causes that the trace showed: the tracer makes idle times longer."""
+    if not kernels.get("idle_s") or not step:
+        return ()
+    total = sum(kernels["idle_s"].values())
+    idle = max(0.0, step - 1000 * kernels["busy_s"])
+    data = min(idle, 1000 * kernels["idle_s"]["data"])  # waiting is waiting, also under the tracer
+    rest = total - kernels["idle_s"]["data"]
+    found = {"data": data}
+    for cause, seconds in kernels["idle_s"].items():
+        if cause != "data" and rest:
+            found[cause] = (idle - data) * seconds / rest
+    return tuple(Idle(cause, ms, ms / step) for cause, ms in found.items() if ms > 0)
+
+
+def _machine(
+    raw: Raw, wall: Steps | None, spans: Spans, kernels: Mapping[str, Any], samples: Sequence[Sample]
+) -> Machine:
+    device, look = raw["device"], raw.get("look", {})
+    gpu = device["name"] != "cpu"
+    flops = look.get("flops")
+    dtypes = look.get("flops_by_dtype") or {}
+    peak = peak_flops(device["name"], max(dtypes, key=dtypes.__getitem__)) if dtypes else None
+    busy: float | None = None
+    if wall is not None and gpu and "busy_s" in kernels:
+        busy = min(1.0, 1000 * kernels["busy_s"] / wall.ms)
+    elif spans.total and not gpu:
+        busy = sum(spans.own[kind] for kind in _WORK) / spans.total
+    rows = steps.a_step(raw, "rows")
+    used = _used(raw, samples)
+    watts = used.get("watts")
+    joules = watts * wall.ms / 1000 / rows if watts and wall is not None and rows else None
+    return Machine(
+        device=device["name"], cores=len(os.sched_getaffinity(0)), torch=raw["torch"], python=raw["python"],
+        ranks=raw["world"], busy=busy, flops=flops, peak_flops=peak,
+        mfu=flops / (wall.ms / 1000) / peak if flops and peak and wall else None,
+        nvml_utilization=used.get("utilization"), power_w=watts, joules_per_sample=joules,
+        peak_allocated=device.get("peak_allocated"), peak_reserved=device.get("peak_reserved"),
+        alloc_retries=int(device.get("alloc_retries", 0)), rss=used.get("rss"), cores_used=used.get("cores"),
+        disk_read_per_s=used.get("read"), major_faults=steps.grown(raw, "faults"),
+    )  # fmt: skip
+
+
+def _used(raw: Raw, samples: Sequence[Sample]) -> dict[str, float]:
+    """What was used between the first and the last block of pass A, as seen from outside."""
+    blocks = [b for b in raw["blocks"] if b["phase"] in ("A", "B", "bare") and "end" in b]
+    if not blocks:
+        return {}
+    inside = [s for s in samples if blocks[0]["start"] <= s.at <= blocks[-1]["end"]]
+    if len(inside) < 2:
+        return {}
+    first, last = inside[0], inside[-1]
+    seconds = last.at - first.at
+    found = {
+        "cores": (last.cpu_s - first.cpu_s) / seconds, "rss": max(s.rss for s in inside),
+        "read": (last.read_bytes - first.read_bytes) / seconds,
+    }  # fmt: skip
+    for name in ("watts", "utilization"):
+        values = [v for s in inside if (v := getattr(s, name)) is not None]
+        if values:
+            found[name] = statistics.fmean(values)
+    return found

@@ -1,0 +1,48 @@
+"""`frostline profile -- COMMAND`: the command runs, what its processes wrote becomes a profile."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from frostline.errors import ProfileFailed
+from frostline.profiler.launch import Ran, Settings, launch
+from frostline.profiler.reading import read
+from frostline.report import html
+from frostline.results import Profile
+
+
+def profile_script(command: Sequence[str], settings: Settings, out: Path) -> tuple[Profile, int]:
+    """The profile of somebody's command, and 1 where the command failed by itself."""
+    out.mkdir(parents=True, exist_ok=True)
+    ran = launch(command, settings, out)
+    if not ran.processes:
+        raise ProfileFailed(_why_not(ran))
+    found = read(ran, out)
+    keep(found, out, ran.traces)
+    stopped = ran.processes[0]["ended"] in ("stopped", "kept going")
+    return found, 1 if ran.status and not stopped else 0
+
+
+def keep(profile: Profile, out: Path, traces: Sequence[Path] = ()) -> None:
+    profile.write(out / "profile.json")
+    (out / "report.html").write_text(html.page(profile), encoding="utf-8")
+    if traces:
+        shutil.copyfile(traces[0], out / "trace.json")
+
+
+def _why_not(ran: Ran) -> str:
+    told = f"`{shlex.join(ran.command)}` gave no profile"
+    end = f" It ended with status {ran.status}." if ran.status else ""
+    if not ran.reached:
+        return (
+            f"{told}: no Python in it could be reached.{end} The profiler gets in by PYTHONPATH; a program "
+            f"that is not Python, or `python -I`, `-S` or `-E`, cannot be profiled."
+        )
+    parts = "neither torch was imported nor a step taken" if ran.status == 0 else "no step was taken"
+    return (
+        f"{told}: {parts}.{end} A step ends with optimizer.step() or, in a loop without one, with the "
+        f"outermost module's call; a few of them are needed."
+    )

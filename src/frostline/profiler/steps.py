@@ -1,0 +1,117 @@
+"""Step times out of an agent's blocks: means with their spread, trials, what profiling costs."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from frostline.results import Cost, Epoch, Steps, Trial
+
+_FAR = 3.0
+"""A step in which a loader began anew and that took so many times the usual one stands between epochs."""
+_DRAWS = 500
+
+Raw = Mapping[str, Any]
+
+
+def usual(raw: Raw) -> float:
+    """The median step of passes A and B, in seconds."""
+    times = [t for b in raw["blocks"] if b["phase"] in ("A", "B", "bare") for t in b["times"]]
+    return statistics.median(times) if times else 0.0
+
+
+def kept(block: Raw, far: float) -> list[int]:
+    """The block's steps that are steps: not those in which an epoch ended and another began."""
+    return [i for i, t in enumerate(block["times"]) if not (block["fresh"][i] and t > far)]
+
+
+def between(raw: Raw) -> list[float]:
+    """Seconds of the steps that stand between epochs, over a usual one."""
+    far = _FAR * usual(raw)
+    found = [(b, i) for b in raw["blocks"] for i in range(len(b["times"])) if i not in kept(b, far)]
+    return [b["times"][i] - usual(raw) for b, i in found]
+
+
+def timed(raw: Raw, phase: str) -> Steps | None:
+    """The wall time of a phase's steps: whole blocks, end to end."""
+    far = _FAR * usual(raw)
+    means, times = [], []
+    for block in raw["blocks"]:
+        if block["phase"] == phase and "end" in block and (whole := kept(block, far)):
+            left = sum(block["times"][i] for i in range(len(block["times"])) if i not in whole)
+            seconds = block["end"] - block["start"] - left
+            means += [1000 * seconds / len(whole)] * len(whole)
+            times += [1000 * block["times"][i] for i in whole]
+    if not times:
+        return None
+    mean = statistics.fmean(means)
+    low, high = interval(times)
+    shift = mean - statistics.fmean(times)  # blocks are ended by a sync, single steps are not
+    each = tuple(dict.fromkeys(means))
+    return Steps(mean, low + shift, high + shift, len(times), tuple(times), each)
+
+
+def interval(values: Sequence[float], draws: int = _DRAWS) -> tuple[float, float]:
+    """A 95 % interval of the mean, by drawing again from the values.
+
+    >>> interval([2.0, 2.0, 2.0])
+    (2.0, 2.0)
+    """
+    rng = random.Random(0)
+    means = sorted(statistics.fmean(rng.choices(values, k=len(values))) for _ in range(draws))
+    return means[int(0.025 * draws)], means[int(0.975 * draws)]
+
+
+def trial(raw: Raw, phase: str, name: str, note: str) -> Trial | None:
+    found = timed(raw, phase)
+    return None if found is None else Trial(name, found.ms, found.low, found.high, note)
+
+
+def cost(raw: Raw) -> Cost | None:
+    """Pass A over steps that only their end is seen of, round by round: what a round shares cancels."""
+    far = _FAR * usual(raw)
+    means: dict[str, list[float]] = {"A": [], "bare": []}
+    for block in raw["blocks"]:
+        if block["phase"] in means and (whole := kept(block, far)):
+            means[block["phase"]].append(statistics.fmean(block["times"][i] for i in whole))
+    ratios = [a / bare for a, bare in zip(means["A"], means["bare"], strict=False)]
+    if len(ratios) < 2:
+        return None
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(_DRAWS))
+    low, high = medians[int(0.025 * _DRAWS)], medians[int(0.975 * _DRAWS)]
+    return Cost(statistics.median(ratios) - 1, low - 1, high - 1)
+
+
+def a_step(raw: Raw, name: str, phases: Sequence[str] = ("A",)) -> float | None:
+    """The mean of what a phase's steps have of `name`: waits (seconds), rows, batches."""
+    far = _FAR * usual(raw)
+    found = [b[name][i] for b in raw["blocks"] if b["phase"] in phases for i in kept(b, far)]
+    return statistics.fmean(found) if found else None
+
+
+def grown(raw: Raw, name: str) -> float:
+    """What a counter grew by in pass A, a step."""
+    blocks = [b for b in raw["blocks"] if b["phase"] == "A" and "after" in b]
+    steps = sum(len(b["times"]) for b in blocks)
+    return sum(b["after"][name] - b["before"][name] for b in blocks) / steps if steps else 0.0
+
+
+def epoch(raw: Raw, wall: Steps) -> Epoch | None:
+    """From the length of the loader that steps wait for most."""
+    batches = a_step(raw, "batches")
+    loader = main_loader(raw)
+    if not batches or loader is None or not loader["batches"]:
+        return None
+    steps = loader["batches"] / batches
+    pause = statistics.fmean(found) if (found := between(raw)) else 0.0
+    low, high = (steps * ms / 1000 + pause for ms in (wall.low, wall.high))
+    return Epoch(steps * wall.ms / 1000 + pause, low, high, steps, pause)
+
+
+def main_loader(raw: Raw) -> dict[str, Any] | None:
+    """The loader that most batches came from."""
+    used = [found for found in raw["loaders"] if found["calls"]]
+    return max(used, key=lambda found: found["calls"], default=None)

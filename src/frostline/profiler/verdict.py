@@ -1,0 +1,270 @@
+"""What holds the step up, in words, and what each remedy could give at most.
+
+The verdict follows from shares of pass A's step. What is lost to waiting for data is what one batch, handed
+out again and again, takes less; on a GPU the rest comes from what the device did under torch's tracer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from frostline.results import (
+    Copies,
+    Idle,
+    Loader,
+    Machine,
+    ModuleUse,
+    Remedy,
+    Row,
+    Steps,
+    Sync,
+    Trial,
+    Verdict,
+)
+
+FEWEST = 6
+"""Steps of pass A below which nothing is said."""
+_BOUND = 0.25
+"""A share of the step that makes it bound by something."""
+_ALSO = 0.2
+_FLAT = 0.9
+"""Half the batch takes so much of the whole one's time: what a step takes does not come from the batch."""
+_SMALL_MS = 0.03
+"""On the CPU: operators shorter than this take as long to call as to compute."""
+_WORTH = 1.03
+"""Remedies that give less are not told."""
+_WORK = ("forward", "backward", "optimizer", "zero_grad", "clip")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Everything that a verdict may look at."""
+
+    wall: Steps | None
+    rows: Sequence[Row]
+    machine: Machine
+    wait_ms: float
+    loaders: Sequence[Loader] = ()
+    modules: Sequence[ModuleUse] = ()
+    trials: Mapping[str, Trial] | None = None
+    idle: Sequence[Idle] = ()
+    syncs: Sequence[Sync] = ()
+    copies: Sequence[Copies] = ()
+    retries: float = 0.0
+    faults: float = 0.0
+    exposed_copy_ms: float = 0.0
+    operators: float = 0.0
+    """Of torch, a step."""
+
+    @property
+    def step(self) -> float:
+        return self.wall.ms if self.wall is not None else 0.0
+
+    def row(self, kind: str) -> float:
+        return sum(row.ms for row in self.rows if row.kind == kind)
+
+    def trial(self, name: str) -> Trial | None:
+        return (self.trials or {}).get(name)
+
+    def idle_ms(self, *causes: str) -> float:
+        return sum(idle.ms for idle in self.idle if idle.cause in causes)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.machine.device != "cpu"
+
+
+def shares(seen: Seen) -> dict[str, float]:
+    """Of the step: input, transfer, sync, launch, compute."""
+    replayed = seen.trial("replayed")
+    waits = seen.wait_ms / seen.step
+    if seen.idle:
+        waits = min(waits, seen.idle_ms("data") / seen.step)
+    lost = 1 - replayed.ms / seen.step if replayed is not None else waits
+    found = {"input": max(0.0, lost) if waits >= 0.05 else 0.0}
+    if seen.on_gpu:
+        found["transfer"] = (seen.exposed_copy_ms + seen.idle_ms("copy")) / seen.step
+        found["sync"] = seen.idle_ms("sync") / seen.step
+        found["launch"] = seen.idle_ms("launch", "optimizer") / seen.step
+        found["compute"] = seen.machine.busy or 0.0
+    else:
+        found["compute"] = sum(seen.row(kind) for kind in _WORK) / max(1e-9, sum(row.ms for row in seen.rows))
+    return found
+
+
+def flat(seen: Seen) -> bool:
+    """Whether a step takes as long with half the batch."""
+    whole, half = seen.trial("replayed"), seen.trial("half")
+    if whole is None or half is None or half.ms < _FLAT * whole.ms:
+        return False
+    if seen.on_gpu:
+        return (seen.machine.busy or 0.0) < 0.8
+    return bool(seen.operators) and seen.step / seen.operators < _SMALL_MS  # not an optimiser of many weights
+
+
+def verdict(seen: Seen) -> Verdict:
+    if seen.wall is None or seen.wall.count < FEWEST:
+        n = seen.wall.count if seen.wall is not None else 0
+        return Verdict("unclear", f"Too few steps to say: {n} of pass A were seen, {FEWEST} are needed.")
+    found = shares(seen)
+    evidence = [f"{_NAMED[kind]}: {share:.0%} of the step" for kind, share in found.items() if share >= 0.01]
+    if seen.retries >= 0.1 or seen.faults >= 20:
+        what = (
+            f"the allocator emptied its cache {seen.retries:.1f} times a step"
+            if seen.retries >= 0.1
+            else f"{seen.faults:.0f} pages a step were read back from disk or swap"
+        )
+        return Verdict("memory-thrashing", f"Memory is short: {what}.", (what, *evidence))
+    if flat(seen) and found["input"] < _ALSO:
+        half, whole = seen.trial("half"), seen.trial("replayed")
+        assert half is not None and whole is not None  # noqa: S101, PT018 -- flat() says so
+        told = f"half the batch takes {half.ms / whole.ms:.0%} of the time of the whole one"
+        return Verdict(
+            "launch-bound", f"Starting the work takes the time, not the work: {told}.", (told, *evidence)
+        )
+    bad = sorted(((s, k) for k, s in found.items() if k != "compute"), reverse=True)
+    strong = [kind for share, kind in bad if share >= _ALSO]
+    if bad[0][0] >= _BOUND and (len(strong) < 2 or bad[0][0] >= 2 * bad[1][0]):
+        kind = bad[0][1]
+        return Verdict(f"{kind}-bound", _SAID[kind].format(share=bad[0][0]), tuple(evidence))
+    if len(strong) > 1 or (strong and found["compute"] < 0.5):
+        told = " and ".join(_NAMED[kind] for kind in strong)
+        return Verdict("mixed", f"More than one thing holds the step up: {told}.", tuple(evidence))
+    if found["compute"] >= 0.5:
+        return Verdict("compute-bound", _SAID["compute"].format(share=found["compute"]), tuple(evidence))
+    other = seen.row("other") / max(1e-9, sum(row.ms for row in seen.rows))
+    return Verdict(
+        "mixed",
+        f"No single cause: {other:.0%} of the step is the script's own code between parts that are known.",
+        tuple(evidence),
+    )
+
+
+_NAMED = {
+    "input": "waiting for data", "transfer": "copies to the device", "sync": "idle after the host's waits",
+    "launch": "idle while work is started", "compute": "computing",
+}  # fmt: skip
+_SAID = {
+    "input": "The step waits for its data: {share:.0%} of it would be gone with an infinitely fast loader.",
+    "transfer": "Copies to the device that nothing else runs beside take {share:.0%} of the step.",
+    "sync": "The device runs dry because the host waits for it: {share:.0%} of the step.",
+    "launch": "The device waits to be given work: {share:.0%} of the step.",
+    "compute": "The step computes: {share:.0%} of it. Data, copies and waits do not hold it up.",
+}
+
+
+def remedies(seen: Seen) -> tuple[Remedy, ...]:
+    """What would help, the most first. Bounds: the step over what would be left of it."""
+    if seen.wall is None or not seen.step:
+        return ()
+    found = [*_loading(seen), *_moving(seen), *_calling(seen), *_storing(seen)]
+    return tuple(sorted((r for r in found if r.bound >= _WORTH), key=lambda r: -r.bound))
+
+
+def bound(step: float, gone: float) -> float:
+    """
+    >>> bound(10.0, 5.0)
+    2.0
+    """
+    return step / (step - gone) if gone < step else math.inf
+
+
+def _loading(seen: Seen) -> list[Remedy]:
+    share = shares(seen)["input"]
+    if not share:
+        return []
+    worst = max(seen.loaders, key=lambda loader: loader.wait_ms, default=None)
+    what = "prepare batches faster, or once"
+    if worst is not None and worst.needed is not None and worst.needed > worst.workers:
+        what = f"num_workers={worst.needed} instead of {worst.workers}, or store what they prepare"
+        if worst.needed > seen.machine.cores:
+            what = (
+                f"store what is prepared: {worst.needed} workers were needed, on {seen.machine.cores} cores"
+            )
+    replayed = seen.trial("replayed")
+    why = f"{seen.wait_ms:.1f} of {seen.step:.1f} ms are waits"
+    if replayed is not None:
+        why = f"with one batch again and again a step takes {replayed.ms:.1f} ms instead of {seen.step:.1f}"
+    return [Remedy("an infinitely fast loader", bound(1, share), what, why)]
+
+
+def _moving(seen: Seen) -> list[Remedy]:
+    found = []
+    gone = seen.exposed_copy_ms + seen.idle_ms("copy")
+    if gone:
+        what = "copy the next batch on a stream of its own"
+        if any(c.kind == "pageable" for c in seen.copies):
+            what = "pin_memory=True in the loader and .to(device, non_blocking=True)"
+        why = f"{gone:.2f} ms a step"
+        found.append(Remedy("copies that cost nothing", bound(seen.step, gone), what, why))
+    waits = seen.idle_ms("sync")
+    if waits:
+        what = "read figures every few steps: " + ", ".join(s.where for s in seen.syncs[:3])
+        why = f"{waits:.2f} ms a step the device is idle after them"
+        found.append(Remedy("no waiting for the device", bound(seen.step, waits), what, why))
+    idle = seen.idle_ms("launch", "optimizer")
+    if idle:
+        what = "a larger batch, torch.compile(mode='reduce-overhead') or CUDA graphs"
+        why = f"{idle:.2f} ms a step the device waits for launches"
+        found.append(Remedy("work that starts by itself", bound(seen.step, idle), what, why))
+    return found
+
+
+def with_backward(seen: Seen, module: ModuleUse) -> float:
+    """A module's milliseconds, with a share of the backward pass where it has one."""
+    forward = seen.row("forward")
+    trained = not module.frozen
+    back = seen.row("backward") * module.ms / forward if trained and forward else 0.0
+    return module.ms + min(back, seen.row("backward"))
+
+
+def _calling(seen: Seen) -> list[Remedy]:
+    found = []
+    for module in often_called(seen):
+        took = with_backward(seen, module)
+        gone = took * (1 - 1 / module.calls)
+        single = module.rows == (1,)
+        name = f"one call of {module.name} instead of {module.calls:g}"
+        what = "put the rows of all calls into one batch" if single else "compute what the calls share once"
+        found.append(
+            Remedy(name, bound(seen.step, gone), what, f"{took:.1f} ms a step in {module.calls:g} calls")
+        )
+    return found
+
+
+def often_called(seen: Seen) -> list[ModuleUse]:
+    """Modules called several times a step by something that is not itself."""
+    batches = sum(loader.calls for loader in seen.loaders) or 1.0
+    found: list[ModuleUse] = []
+    for module in sorted(seen.modules, key=lambda m: m.depth):
+        several = module.calls >= 2.5 * max(1.0, batches)
+        outer = [m for m in found if module.name.startswith(f"{m.name}.")]
+        if several and not outer and module.ms >= 0.05 * seen.step:
+            found.append(module)
+    return found
+
+
+def _storing(seen: Seen) -> list[Remedy]:
+    found = []
+    for module in seen.modules:
+        if module.frozen and module.ms >= 0.03 * seen.step and not inside_frozen(module, seen.modules):
+            name, what = f"storing what {module.name} computes", "fl.freeze, or fl.cached(module, store)"
+            why = f"{module.ms:.1f} ms a step; nothing in it is trained"
+            found.append(Remedy(name, bound(seen.step, module.ms), what, why))
+        elif not prefix_known(module, seen.modules) and module.prefix_ms >= 0.03 * seen.step:
+            name, what = f"storing what {module.prefix} gives", "store its output and train from there"
+            why = f"{module.prefix_ms:.1f} ms a step before anything trained"
+            found.append(Remedy(name, bound(seen.step, module.prefix_ms), what, why))
+    return found
+
+
+def prefix_known(module: ModuleUse, others: Sequence[ModuleUse]) -> bool:
+    """Whether the frozen beginning is a module that is told of by itself, or there is none."""
+    names = [o.name for o in others if o.frozen]
+    return not module.prefix or any(module.prefix == n or module.prefix.startswith(f"{n}.") for n in names)
+
+
+def inside_frozen(module: ModuleUse, others: Sequence[ModuleUse]) -> bool:
+    return any(o.frozen and module.name.startswith(f"{o.name}.") for o in others)
