@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle, islice
+from itertools import chain, cycle, islice, repeat
 from pathlib import Path
 
 import torch
@@ -41,10 +41,12 @@ _KEPT = 4
 """Batches that are replayed: one alone would lie in the processor's caches."""
 _SETTLE = 2
 """Steps of a turn before its clock starts: queues fill, the last contestant's memory leaves the caches."""
-_STEPS = 4
+_TURN_MS, _MOST_TURN_MS = 100.0, 3000.0
+_FEWEST_STEPS, _MOST_STEPS = 4, 25
 _ROUNDS, _FEWEST_ROUNDS = 6, 3
 _MOST_S = 60.0
 """What all turns may take together, as long as there are the fewest rounds."""
+_OTHER_PACE = 0.2
 _SAMPLED = 32
 """Pages that are looked at to learn whether the page cache let go."""
 
@@ -60,33 +62,65 @@ class Differences:
 def differences(step: Step, supply: Supply, files: Sequence[Path] | None, step_ms: float) -> Differences:
     """Run them all. files: of the stores, None without; step_ms: what a step takes, about."""
     notes: list[str] = []
+    length = Length.of(supply, step_ms)
     with closing(Prepared(supply, _KEPT)) as prepared:
         kept = max(prepared.batches, key=lambda batch: batch.n_rows)
+        real = partial(_endless, supply, length)
         sources: dict[str, _Source] = {
-            "compute": partial(_same, kept), "replayed": prepared.again, "real": partial(_endless, supply),
+            "compute": partial(_same, kept), "replayed": prepared.again, "real": real,
         }  # fmt: skip
         part = _half(kept, notes)
         if part is not None:
             sources["half"] = partial(_same, part)
         cold = Cold(files, notes) if files is not None else None
         if cold is not None and cold.possible:
-            sources["cold"] = partial(_cold, supply, cold)
-        for name in ("compute", "half", "replayed"):  # compiles, and finds its kernels, before it is measured
-            if name in sources:
-                _turn(step, sources[name], 1)
-        turns = {name: partial(_turn, step, source, _STEPS) for name, source in sources.items()}
-        found = interleave(turns, rounds=_rounds(len(turns), step_ms))
-    stalls = {"real": _stall(found, "real", "replayed"), "cold": _stall(found, "cold", "real")}
+            sources["cold"] = partial(_cold, real, cold)
+        found = _measured(step, sources, length, step_ms)
     said = _said(kept, part, live=files is None)
-    return Differences(
-        tuple(_trial(name, times, said[name], stalls.get(name)) for name, times in found.items()),
-        (*_sentences(stalls, found), *notes),
-    )
+    stalls = {"real": _stall(found, "real", "replayed"), "cold": _stall(found, "cold", "real")}
+    trials = [_trial(name, times, said[name], stalls.get(name)) for name, times in found.items()]
+    notes = [*_sentences(stalls, found), *_pace(found["real"], step_ms, length), *notes]
+    return Differences(tuple(trials), tuple(notes))
 
 
-def _rounds(contestants: int, step_ms: float) -> int:
-    round_s = contestants * (_STEPS + _SETTLE) * step_ms / 1000
-    return max(_FEWEST_ROUNDS, min(_ROUNDS, int(_MOST_S / max(round_s, 1e-3))))
+@dataclass(frozen=True)
+class Length:
+    """Steps of a turn: enough for a clock; with the supply, within an epoch or whole epochs.
+
+    Short epochs are prepared ahead before they are timed, were their beginnings left out.
+
+    >>> Length.fitting(10.0, n_batches=500), Length.fitting(10.0, n_batches=6)
+    (Length(steps=10, real=10, within=True), Length(steps=10, real=12, within=False))
+    """
+
+    steps: int
+    real: int
+    within: bool
+
+    @classmethod
+    def of(cls, supply: Supply, step_ms: float) -> Length:
+        return cls.fitting(step_ms, supply.n_batches())
+
+    @classmethod
+    def fitting(cls, step_ms: float, n_batches: int) -> Length:
+        steps = max(_FEWEST_STEPS, min(_MOST_STEPS, int(_TURN_MS / max(step_ms, 1e-3))))
+        if n_batches >= 2 * (_SETTLE + steps):
+            return cls(steps, steps, within=True)
+        whole = -(-steps // n_batches) * n_batches
+        return cls(steps, whole if whole * step_ms <= _MOST_TURN_MS else steps, within=False)
+
+
+def _measured(
+    step: Step, sources: Mapping[str, _Source], length: Length, step_ms: float
+) -> dict[str, list[float]]:
+    for name in ("compute", "half", "replayed"):  # compiles, and finds its kernels, before it is measured
+        if name in sources:
+            _turn(step, sources[name], 1)
+    n = {name: length.real if name in _STALLS else length.steps for name in sources}
+    round_s = (sum(n.values()) + _SETTLE * len(n)) * step_ms / 1000
+    rounds = max(_FEWEST_ROUNDS, min(_ROUNDS, int(_MOST_S / max(round_s, 1e-3))))
+    turns = {name: partial(_turn, step, source, n[name]) for name, source in sources.items()}
+    return interleave(turns, rounds=rounds)
 
 
 def _turn(step: Step, source: _Source, n: int) -> float:
@@ -123,10 +157,10 @@ class Prepared:
         patches, wait = Patches(), supply._next
         patches.set(supply, "_next", lambda iteration: self._seen(wait(iteration)))
         try:
-            with closing(_endless(supply)) as source:
-                self.batches += islice(source, n)
+            self.batches += islice(chain.from_iterable(repeat(supply)), n)
         finally:
             patches.undo()
+            supply.close()
 
     def _seen(self, parts: Parts | None) -> Parts | None:
         """Kept as they are before the last stages, which write into them."""
@@ -175,12 +209,11 @@ def _half(batch: Batch, notes: list[str]) -> Batch | None:
     return batch.part(0, rows // 2)
 
 
-def _endless(supply: Supply) -> Generator[Batch, None, None]:
-    """Epoch after epoch. One that would end within the turn is left out, where whole ones are longer."""
+def _endless(supply: Supply, length: Length) -> Generator[Batch, None, None]:
+    """Epoch after epoch; the rest of a long one that would end within a turn is left out."""
     state = supply.state_dict()
-    needed = _SETTLE + _STEPS
-    if state["cursor"] + needed > supply.n_batches(state["epoch"]):
-        supply.load_state_dict({**state, "epoch": state["epoch"] + bool(state["cursor"]), "cursor": 0})
+    if length.within and state["cursor"] + _SETTLE + length.real > supply.n_batches(state["epoch"]):
+        supply.load_state_dict({**state, "epoch": state["epoch"] + 1, "cursor": 0})
     try:
         while True:
             yield from supply
@@ -188,9 +221,9 @@ def _endless(supply: Supply) -> Generator[Batch, None, None]:
         supply.close()  # nobody prepares batches while others are measured
 
 
-def _cold(supply: Supply, cold: Cold) -> Generator[Batch, None, None]:
+def _cold(source: _Source, cold: Cold) -> Generator[Batch, None, None]:
     cold.drop()
-    yield from _endless(supply)
+    yield from source()
 
 
 # --- the page cache -----------------------------------------------------------------------------------
@@ -283,7 +316,8 @@ _STALLS = {"real": ("preparation", "replayed"), "cold": ("fetch", "real")}
 def _trial(name: str, times: Sequence[float], note: str, stall: _Stall | None) -> Trial:
     if stall is not None:
         kind, other = _STALLS[name]
-        note += f"; {stall.ms:+.2f} ms over {other}: the {kind} stall"
+        told = f"{stall.ms:.2f} ms over {other}: the {kind} stall" if stall.seen else f"no {kind} stall seen"
+        note += f"; {told}"
     return Trial(name, statistics.fmean(times), *interval(times), note)
 
 
@@ -297,14 +331,27 @@ def _said(kept: Batch, part: Batch | None, *, live: bool) -> dict[str, str]:
     }
 
 
+_WORDS = {"real": "real data, warm", "cold": "real data, cold", "replayed": "replayed data"}
+
+
 def _sentences(stalls: Mapping[str, _Stall | None], found: Mapping[str, Sequence[float]]) -> Iterator[str]:
     for name, stall in stalls.items():
         if stall is None:
             continue
         kind, other = _STALLS[name]
-        a, b = (statistics.fmean(found[n]) for n in (name, other))
-        between = f"{stall.ms:.2f} ms a step ({stall.low:.2f} to {stall.high:.2f})"
+        spread = f"{stall.low:.2f} to {stall.high:.2f}".replace("-", "−")
+        told = f"{stall.ms:.2f} ms a step ({spread})"
         if not stall.seen:
-            between = f"none that these rounds can show ({stall.low:.2f} to {stall.high:.2f} ms a step)"
-        words = {"real": "real data, warm,", "cold": "cold data", "replayed": "replayed"}
-        yield f"{kind} stall: {between}; {words[name]} {a:.2f} ms, {words[other].rstrip(',')} {b:.2f} ms"
+            told = f"none that these rounds can show ({spread} ms a step)"
+        each = ", ".join(f"{_WORDS[n]}: {statistics.fmean(found[n]):.2f} ms" for n in (name, other))
+        yield f"{kind} stall: {told}. {each}"
+
+
+def _pace(real: Sequence[float], step_ms: float, length: Length) -> Iterator[str]:
+    """Real data once more: the same steps as the agent saw, unless the machine changed its pace."""
+    now, (low, high) = statistics.fmean(real), interval(real)
+    if length.within and not low <= step_ms <= high and abs(now / max(step_ms, 1e-9) - 1) > _OTHER_PACE:
+        yield (
+            f"in the differential runs a step with real data took {now:.2f} ms, before them {step_ms:.2f}: "
+            f"the machine's pace changed, compare these runs with each other"
+        )

@@ -17,7 +17,7 @@ def findings(seen: Seen, repeats: Sequence[Repeat]) -> tuple[Finding, ...]:
         return ()
     found = [
         *_loaders(seen), *_often(seen), *_frozen(seen), *_repeated(seen, repeats), *_compiled(seen),
-        *_waits(seen), *_copied(seen), *_disturbed(seen),
+        *_waits(seen), *_copied(seen), *_disturbed(seen), *_between(seen),
     ]  # fmt: skip
     return tuple(found)
 
@@ -125,6 +125,18 @@ def _copied(seen: Seen) -> list[Finding]:
                 f"nothing runs beside them. Pin the memory."
             )
             found.append(Finding("copy", "pageable copies to the device", text, copy.ms))
+    return found
+
+
+def _between(seen: Seen) -> list[Finding]:
+    """What the script's own code does where the step is in no part that is known."""
+    if seen.row("other") < 0.15 * seen.step:
+        return []
+    found = []
+    for line, share in seen.lines:
+        if share >= _MUCH:
+            text = f'About {share:.0%} of the step, outside of every row but "other".'
+            found.append(Finding("code", f"{line} takes its time", text, share * seen.step))
     return found
 
 

@@ -1,6 +1,7 @@
 """Runs somebody's command with the agent in every Python that it starts, and gathers what they write.
 
 out/parts/reached            a line for each interpreter that the injection reached
+out/parts/torch-PID          of each process that imported torch
 out/parts/process-PID.json   of each process that took steps
 out/parts/worker-PID.jsonl   of each DataLoader worker: a line a batch
 out/parts/trace-PID.json     with --trace
@@ -70,6 +71,8 @@ class Ran:
     workers: tuple[dict[str, Any], ...]
     """What DataLoader workers prepared: a record a batch."""
     reached: int
+    torches: int
+    """Processes that imported torch."""
     samples: tuple[Sample, ...]
     traces: tuple[Path, ...]
 
@@ -91,6 +94,7 @@ def launch(command: Sequence[str], settings: Settings, out: Path) -> Ran:
     return Ran(
         tuple(command), status, tuple(processes), tuple(_lines(parts)),
         len(reached.read_text(encoding="utf-8").splitlines()) if reached.exists() else 0,
+        len([*parts.glob("torch-*")]),
         tuple(monitor.samples), tuple(sorted(parts.glob("trace-*.json"))),
     )  # fmt: skip
 

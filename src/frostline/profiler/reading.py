@@ -55,7 +55,7 @@ def profile_of(
         wall, rows, machine, 1000 * (steps.a_step(raw, "waits") or 0.0), loaders, _modules(raw, spans),
         {t.name: t for t in found}, idle, _syncs(raw), _copies(raw, spans), steps.grown(raw, "retries"),
         steps.grown(raw, "faults"), 1000 * kernels.get("exposed_copy_s", 0.0),
-        raw.get("look", {}).get("operators", 0.0),
+        raw.get("look", {}).get("operators", 0.0), [(_here(line), share) for line, share in raw["lines"]],
     )  # fmt: skip
     again = repeats.repeats(raw, spans, prepared, out)
     return Profile(
@@ -146,10 +146,13 @@ def _loaders(
 
 
 def _syncs(raw: Raw) -> tuple[Sync, ...]:
-    here = f"{os.getcwd()}{os.sep}"
     waits = raw.get("look", {}).get("waits", [])
-    found = [Sync(w["where"].removeprefix(here), w["what"], w["calls"], 1000 * w["s"]) for w in waits]
+    found = [Sync(_here(w["where"]), w["what"], w["calls"], 1000 * w["s"]) for w in waits]
     return tuple(sorted(found, key=lambda sync: (-sync.ms, -sync.calls, sync.where)))
+
+
+def _here(place: str) -> str:
+    return place.removeprefix(f"{os.getcwd()}{os.sep}")
 
 
 def _copies(raw: Raw, spans: Spans) -> tuple[Copies, ...]:

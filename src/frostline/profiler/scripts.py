@@ -41,8 +41,9 @@ def _why_not(ran: Ran) -> str:
             f"{told}: no Python in it could be reached.{end} The profiler gets in by PYTHONPATH; a program "
             f"that is not Python, or `python -I`, `-S` or `-E`, cannot be profiled."
         )
-    parts = "neither torch was imported nor a step taken" if ran.status == 0 else "no step was taken"
+    if not ran.torches:
+        return f"{told}: torch was never imported.{end} What can be profiled is a training with PyTorch."
     return (
-        f"{told}: {parts}.{end} A step ends with optimizer.step() or, in a loop without one, with the "
-        f"outermost module's call; a few of them are needed."
+        f"{told}: torch was imported, but no step was taken.{end} A step ends with optimizer.step() or, in a "
+        f"loop without one, with the outermost module's call; a few of them are needed."
     )

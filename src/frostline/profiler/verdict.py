@@ -57,6 +57,8 @@ class Seen:
     exposed_copy_ms: float = 0.0
     operators: float = 0.0
     """Of torch, a step."""
+    lines: Sequence[tuple[str, float]] = ()
+    """Of the script, and what they take of the step outside of all parts that are known."""
 
     @property
     def step(self) -> float:
@@ -108,6 +110,8 @@ def verdict(seen: Seen) -> Verdict:
     if seen.wall is None or seen.wall.count < FEWEST:
         n = seen.wall.count if seen.wall is not None else 0
         return Verdict("unclear", f"Too few steps to say: {n} of pass A were seen, {FEWEST} are needed.")
+    if not seen.rows:
+        return Verdict("unclear", "The script ended before it was seen where a step's time goes.")
     found = shares(seen)
     evidence = [f"{_NAMED[kind]}: {share:.0%} of the step" for kind, share in found.items() if share >= 0.01]
     if seen.retries >= 0.1 or seen.faults >= 20:

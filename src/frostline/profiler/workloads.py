@@ -10,6 +10,7 @@ import atexit
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import datetime
@@ -123,6 +124,7 @@ def _profiled(job: Job, asked: Settings, places: Mapping[str, Path] | None, fold
         with Monitor(os.getpid()) as monitor:
             raw = _watched(step, supply, _named(workload), asked, parts)
         files = None if places is None else [f for p in places.values() for f in p.rglob("*") if f.is_file()]
+        job.progress.note("differential runs: the same steps, with one thing about their data changed")
         beside = differences(step, supply, files, 1000 * usual(raw))
     prepared = [{**line, "pid": raw["pid"]} for line in raw["prepared"]]
     told = f"fl.profile({_named(workload)}{', live=True' if places is None else ''})"
@@ -190,29 +192,43 @@ def _ended(agent: Agent) -> None:
 
 
 class _Watch:
-    """Tells an agent about the supply's waits, items and decodes."""
+    """Tells an agent about the supply's waits, items and decodes. Starting an epoch is waiting too."""
 
     def __init__(self, agent: Agent, supply: Supply, name: str, *, pinned: bool) -> None:
         self._agent, self._supply, self._name, self._pinned = agent, supply, name, pinned
+        self._wait, self._end = supply._next, supply.close
         self._patches = Patches()
         self._iteration: Any = None
         self._source: Iterator[Parts] = iter(())
+        self._began, self._place = 0.0, -1
 
     def __enter__(self) -> None:
-        self._wait = self._supply._next
         self._patches.set(self._supply, "_next", self._next)
+        self._patches.set(self._supply, "close", self._close)
 
     def __exit__(self, *error: object) -> None:
         self._patches.undo()
 
+    def _close(self) -> None:
+        """What an iteration does first."""
+        spans, self._began = self._agent.loaders.spans, time.perf_counter()
+        self._place = spans.enter("data", "an epoch begins") if spans is not None else -1
+        self._end()
+
     def _next(self, iteration: Any) -> Parts | None:
-        loaders = self._agent.loaders
-        if iteration is not self._iteration:  # an epoch begins
+        loaders, agent = self._agent.loaders, self._agent
+        fresh = iteration is not self._iteration
+        if fresh:
             loaders.begun += 1
             self._iteration = iteration
             self._source = loaders.watched(self._name, self._parts(iteration), rows=_n_rows)
+            if loaders.spans is not None:
+                loaders.spans.leave(self._place)
         parts = next(self._source, None)
-        if parts is not None and not self._agent.done:
+        if parts is not None and not agent.done:
+            if fresh:
+                loaders.seen[-1]["wait_s"] += agent.waits[-1][0] - self._began
+                agent.waits[-1][0] = self._began
             self._tell(parts)
         return parts
 

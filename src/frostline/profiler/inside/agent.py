@@ -26,6 +26,7 @@ from .looks import Look
 from .modules import Modules
 from .parts import Parts
 from .phases import FOUND_IN, PHASES, Block, plan, steady, total
+from .samples import Samples
 from .spans import Spans
 from .starts import Starts
 
@@ -67,6 +68,7 @@ class Agent:
         self.spans: Spans | None = None
         self.calls: Calls | None = None
         self.parts: Parts | None = None
+        self.samples = Samples()
         self.look: Look | None = None
         self.kernels: Kernels | None = None
         self.found: dict[str, Any] = {}
@@ -81,6 +83,7 @@ class Agent:
     # on and off
 
     def begin(self) -> None:
+        (self.folder / f"torch-{self.pid}").touch()
         self.loaders.install()
         self.decodes.install_all()
         self.ends.install()
@@ -101,6 +104,8 @@ class Agent:
         if self.done or os.getpid() != self.pid:
             return
         self.done = True
+        if self.blocks and "end" not in self.blocks[-1]:  # what is whole of a block that was cut short counts
+            self.blocks[-1] |= {"end": self.last, "after": record.counters()}
         self._leave()
         self.modules.end() if self.modules.watching else None
         for inputs in self.inputs.values():
@@ -189,6 +194,7 @@ class Agent:
             self.warmup = self.n
             self.queue = plan(
                 self.settings["steps"],
+                statistics.median(self.times) if self.times else 1.0,
                 cuda=cuda.used(),
                 replay=self.settings["replay"] and not self.keep_going and self.world == 1,
                 trace=self.settings["trace"] or cuda.used(),
@@ -235,8 +241,10 @@ class Agent:
         cuda.settle()
         block = self.block
         assert block is not None  # noqa: S101
-        if block.phase == "B" or (block.phase == "trace" and self.spans is None):
+        if block.phase in ("B", "lines", "trace"):
             self._spans_begin(label=torch.profiler.record_function if block.phase == "trace" else None)
+        if block.phase == "lines" and self.spans is not None:
+            self.samples.begin(self.spans)
         if block.phase == "trace":
             self.kernels = Kernels(cuda=cuda.used())
             self.kernels.begin()
@@ -301,6 +309,7 @@ class Agent:
             self.found["kernels"] = self.kernels.end(steps, trace)
             self.kernels = None
         if self.spans is not None and self.parts is not None and self.calls is not None:
+            self.samples.end()
             self.calls.remove()
             self.parts.uninstall()
             self.loaders.spans = None
@@ -329,7 +338,7 @@ class Agent:
         for inputs in self.inputs.values():
             cost = inputs.seconds / max(1, inputs.looked) * inputs.calls / max(1, self.n)
             inputs.paused = following in ("A", "bare") and cost > _MOST_INPUT_COST * step
-            inputs.ours = following in ("replay", "half", "trace", "look")
+            inputs.ours = following in ("replay", "half")
 
     # the end
 
@@ -344,6 +353,7 @@ class Agent:
     def _stop_again(self) -> None:
         if not self.keep_going and not self.ends.finished:
             self.swallowed += 1
+            record.write(self, "stopped")
             self.ends.stop(hard=self.swallowed > 3)
 
     def note_progress(self, what: str) -> None:

@@ -150,7 +150,8 @@ class Loaders:
             data = loader.dataset
             found = _EMPTY | {
                 "dataset": type(data).__name__, "workers": loader.num_workers, "loader": loader,
-                "batch_size": loader.batch_size, "pinned": bool(loader.pin_memory), "known": set(),
+                "batch_size": loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
+                "pinned": bool(loader.pin_memory), "known": set(),
                 "batches": _length(loader), "samples": _length(data),
             }  # fmt: skip
             self.seen[id(loader)] = found

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import time
 from collections import defaultdict
 from typing import Any
@@ -19,6 +18,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 from . import cuda
+from .samples import LIBRARIES
 
 _WAITS = {
     "aten._local_scalar_dense": "reads a number back: .item(), float() or bool()",
@@ -31,7 +31,6 @@ _WAITS = {
 }
 _OPTIMIZER = os.path.join("torch", "optim")
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_LIBRARIES = tuple({sysconfig.get_paths()[n] for n in ("purelib", "platlib", "stdlib")})
 
 
 class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -92,8 +91,8 @@ def _dtype(args: Any) -> str:
 
 
 def _place(on_device: bool) -> str:
-    """Where in the user's own code this comes from; the innermost library line, where there is none. Empty
-    for what never waits: an optimiser's own counters lie on the host, and so does everything beside a GPU
+    """Where in the user's own code this comes from, and through which line of a library; empty for what
+    never waits: an optimiser's own counters lie on the host, and so does everything beside a GPU
     that is not on it."""
     if not on_device and cuda.used():
         return ""
@@ -105,8 +104,16 @@ def _place(on_device: bool) -> str:
             told = f"{file}:{frame.f_lineno}"
             if not on_device and _OPTIMIZER in file:
                 return ""
-            if not file.startswith(_LIBRARIES):
-                return told
-            first = first or told
+            if not file.startswith(LIBRARIES):
+                return f"{told} ({first})" if first else told
+            if f"{os.sep}torch{os.sep}" not in file:
+                first = first or _short(told)
         frame = frame.f_back
     return first or "a library"
+
+
+def _short(place: str) -> str:
+    """A library's file by its package."""
+    for library in sorted(LIBRARIES, key=len, reverse=True):
+        place = place.removeprefix(library + os.sep)
+    return place

@@ -21,6 +21,7 @@ from torch.nn.modules import module as hooks
 from .batches import first_tensor, n_rows
 
 _ABOUT_HOOKS = r"Using `torch.compile\(module\)` when there are global hooks"
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 _MOST = 48
 """Modules that pass B tells apart."""
 _DEEPEST = 3
@@ -76,7 +77,16 @@ class Modules:
 
     def called(self) -> list[Use]:
         """The modules that steps call."""
-        return [u for u in self.uses.values() if u.calls and type(u.module).__name__ != "GraphModule"]
+        wrapped = {
+            id(_unwrapped(u.module)) for u in self.uses.values() if _unwrapped(u.module) is not u.module
+        }
+        return [
+            use
+            for key, use in self.uses.items()
+            if use.calls
+            and (use.depth == 0 or key not in wrapped)
+            and type(use.module).__name__ != "GraphModule"
+        ]
 
     def end(self) -> None:
         for handle in self._handles:
@@ -139,7 +149,7 @@ class Modules:
             for path, module in use.module.named_modules():
                 found = self.uses.get(id(module))
                 if found is not None and not found.name:
-                    found.name = ".".join(filter(None, [root, _plain(path)]))
+                    found.name = ".".join(filter(None, [root, _plain(use.module, path)]))
         for use in self.uses.values():
             use.name = use.name or _kind(use.module)
 
@@ -230,11 +240,22 @@ def _trains(module: nn.Module) -> bool:
 
 
 def _kind(module: nn.Module) -> str:
-    return type(getattr(module, "_orig_mod", module)).__name__
+    return type(_unwrapped(module)).__name__
 
 
-def _plain(path: str) -> str:
-    return ".".join(part for part in path.split(".") if part != "_orig_mod")
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """What torch.compile and data parallelism were put around."""
+    inner = getattr(module, "_orig_mod", None)
+    if inner is None and type(module).__name__ in _WRAPPERS:
+        inner = module.module
+    return module if inner is None else _unwrapped(inner)
+
+
+def _plain(root: nn.Module, path: str) -> str:
+    """A path without what wrappers add to it."""
+    parts = [part for part in path.split(".") if part != "_orig_mod"]
+    wrapped = type(getattr(root, "_orig_mod", root)).__name__ in _WRAPPERS
+    return ".".join(parts[1:] if wrapped and parts[0] == "module" else parts)
 
 
 def alive(kind: type) -> list[Any]:

@@ -4,6 +4,7 @@ warm     until the steps run steadily; modules are found in its first steps
 bare     nothing but the step's own hook: what steps take without the profiler
 A        the loader's waits too: the time that counts
 B        everything: where the time goes
+lines    with a thread that looks at the script's own lines between the parts that are known
 replay   one batch again and again: what an infinitely fast loader would give
 half     half of that batch: whether a step's time grows with it
 trace    under torch's tracer: what the device does
@@ -22,12 +23,16 @@ PHASES = {
     "B": "pass B: where it goes",
     "replay": "one batch again and again",
     "half": "half a batch",
+    "lines": "the script's own lines",
     "trace": "tracing the device",
     "look": "looking for waits, counting operations",
 }
-_ON_CPU, _ON_GPU = 2, 4
+_ON_CPU, _ON_GPU, _MOST = 2, 4, 16
 """Steps of a block of bare, A or B. A GPU is waited for at a block's ends, so there they are longer; the
 speed of shared cores changes from one second to the next, so there they are short."""
+_LINES_S = 0.3
+_BLOCK_S = 0.04
+"""Blocks of quick steps are longer than asked for, to take about so long."""
 _STABLE = 0.1
 _WINDOW = 5
 FOUND_IN = 3
@@ -38,25 +43,27 @@ FOUND_IN = 3
 class Block:
     phase: str
     steps: int
-    settle: int = 0
+    settle: int = 1
     """Steps before it that are not counted: queues fill and drain when something changes."""
 
 
-def plan(steps: int, *, cuda: bool, replay: bool, trace: bool) -> list[Block]:
+def plan(steps: int, step_s: float, *, cuda: bool, replay: bool, trace: bool) -> list[Block]:
     """
-    >>> [f"{b.phase}{b.steps}" for b in plan(12, cuda=False, replay=True, trace=False)]
-    ['A2', 'bare2', 'B2', 'bare2', 'B2', 'A2', 'replay6', 'half6', 'look2']
+    >>> [f"{b.phase}{b.steps}" for b in plan(12, 0.05, cuda=False, replay=True, trace=False)]
+    ['A2', 'bare2', 'B2', 'bare2', 'B2', 'A2', 'lines6', 'replay6', 'half6', 'look2']
     """
     size = _ON_GPU if cuda else _ON_CPU
     rounds = max(2, round(steps / 3 / size))
+    size = max(size, min(_MOST, round(_BLOCK_S / max(step_s, 1e-6))))
     kinds = ["A", "bare", "B"]
-    settle = 1 if cuda else 0
-    blocks = [Block(kinds[(i + r) % 3], size, settle) for r in range(rounds) for i in range(3)]
+    blocks = [Block(kinds[(i + r) % 3], size) for r in range(rounds) for i in range(3)]
+    blocks.append(Block("lines", max(2, min(_MOST, round(_LINES_S / max(step_s, 1e-6))))))
     if replay:
-        blocks += [Block("replay", 6, settle=3), Block("half", 6, settle=3)]
+        n = max(6, 2 * size)
+        blocks += [Block("replay", n, settle=3), Block("half", n, settle=3)]
     if trace:
-        blocks.append(Block("trace", 3, settle=1))
-    return [*blocks, Block("look", 2)]
+        blocks.append(Block("trace", 3))
+    return [*blocks, Block("look", 2, settle=0)]
 
 
 def total(blocks: Sequence[Block]) -> int:

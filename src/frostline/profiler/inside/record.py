@@ -24,7 +24,8 @@ def write(agent: Any, how: str) -> None:
         "blocks": agent.blocks, "modules": _modules(agent), "inputs": _inputs(agent),
         "loaders": agent.loaders.summary(), "prepared": agent.loaders.prepared, "notes": agent.notes,
         "device": _device(), "torch": torch.__version__, "python": platform.python_version(),
-        "threads": torch.get_num_threads(), "swallowed": agent.swallowed, **agent.found,
+        "lines": agent.samples.told(), "threads": torch.get_num_threads(), "swallowed": agent.swallowed,
+        **agent.found,
     }  # fmt: skip
     path = agent.folder / f"process-{agent.pid}.json"
     aside = path.with_suffix(".part")

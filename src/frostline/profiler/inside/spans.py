@@ -94,6 +94,10 @@ class Spans:
             if label is not None:
                 label.__exit__(None, None, None)
 
+    def within(self, thread: int) -> bool:
+        """Whether a thread is inside of a span now."""
+        return bool(self._stacks.get(thread))
+
     def _event(self) -> Any:
         if not self.cuda:
             return None
