@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from frostline.freezer import freeze as freeze
     from frostline.inspector import audit as audit
     from frostline.pipeline import Pipeline as Pipeline
+    from frostline.profiler.workloads import profile as profile
     from frostline.source import Source as Source
     from frostline.stage import Pick as Pick
     from frostline.stage import Stage as Stage
@@ -54,6 +55,7 @@ _HOMES = {
     "cached": "frostline.freezer",
     "freeze": "frostline.freezer",
     "lazy": "frostline.stage",
+    "profile": "frostline.profiler.workloads",
     "train": "frostline.trainer",
 }
 """Where each public name lives; the `TYPE_CHECKING` imports above say the same to type checkers."""
@@ -78,6 +80,7 @@ __all__ = [  # written out: type checkers read no expressions here
     "cached",
     "freeze",
     "lazy",
+    "profile",
     "train",
 ]
 

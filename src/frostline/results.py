@@ -189,8 +189,8 @@ class Trial:
     """A differential run: the same steps with one thing changed."""
 
     name: str
-    """"replayed": one prepared batch again and again; "compute": it lies on the device; "cold"; "half": half
-    the batch."""
+    """"real": the data as they come, beside the others; "replayed": prepared batches again and again;
+    "compute": one that lies on the device; "half": half of it; "cold": nothing in the page cache."""
     ms: float
     low: float
     high: float

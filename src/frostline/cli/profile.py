@@ -13,6 +13,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from frostline.cli.train import DeviceOption, LiveOption, StoreOption
+
 _GIVEN = "frostline.profile.command"
 
 
@@ -50,6 +52,9 @@ def profile(
     trace: Annotated[
         bool, typer.Option("--trace", help="Also a trace for Perfetto or chrome://tracing.")
     ] = False,
+    store: StoreOption = None,
+    live: LiveOption = False,
+    device: DeviceOption = None,
     no_replay: Annotated[
         bool,
         typer.Option("--no-replay", help="Never hand out a batch twice; the loader's bound is then rougher."),
@@ -87,12 +92,20 @@ def profile(
 
     settings = Settings(steps, warmup, keep_going, trace, not no_replay)
     place = out or Path("runs", "profile", f"{datetime.now():%Y-%m-%dT%H-%M-%S}")
+    status = 0
     if command is not None:
         from frostline.profiler.scripts import profile_script
 
         found, status = profile_script(command, settings, place)
     else:
-        raise UsageError("Profiling a TARGET is not there yet.")
+        from frostline.profiler.workloads import profile as profile_workload
+        from frostline.target import resolve
+
+        resolved = resolve(str(target), overrides or [])
+        found = profile_workload(
+            resolved.workload, steps=steps, warmup=warmup, out=place, store=store, live=live, device=device,
+            trace=trace,
+        )  # fmt: skip
     from frostline.report import terminal
 
     terminal.show(found)

@@ -195,7 +195,7 @@ def _machine(
     if wall is not None and gpu and "busy_s" in kernels:
         busy = min(1.0, 1000 * kernels["busy_s"] / wall.ms)
     elif spans.total and not gpu:
-        busy = sum(spans.own[kind] for kind in _WORK) / spans.total
+        busy = sum(spans.own[kind] - spans.beside[kind] for kind in _WORK) / spans.total
     rows = steps.a_step(raw, "rows")
     used = _used(raw, samples)
     watts = used.get("watts")

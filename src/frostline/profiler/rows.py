@@ -33,6 +33,8 @@ class Spans:
         self.own: dict[str, float] = defaultdict(float)
         """Kind → seconds that nothing inside of it takes."""
         self.host: dict[str, float] = defaultdict(float)
+        self.beside: dict[str, float] = defaultdict(float)
+        """Of these, what other threads and streams do while the step goes on."""
         self.overlap = 0.0
         self.modules: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         """Name → calls, seconds with everything inside."""
@@ -51,7 +53,7 @@ class Spans:
         self.total += sum(end - (ends[i - 1] if i else 0.0) for i, end in enumerate(ends) if i in whole)
         inner = [0.0] * len(spans)
         for span in spans:
-            if span[2] >= 0 and not span[8]:
+            if span[2] >= 0 and span[8] == spans[span[2]][8]:
                 inner[span[2]] += span[clock + 1] - span[clock]
         for i, (kind, name, _, step, *times, beside) in enumerate(spans):
             if step not in whole:
@@ -62,8 +64,9 @@ class Spans:
                 self.modules[name][1] += took
                 self._prefix(spans, i, clock)
             if beside:
-                self.own[kind] += took
-                self.overlap += took
+                self.own[kind] += max(0.0, took - inner[i])
+                self.overlap += max(0.0, took - inner[i])
+                self.beside[kind] += max(0.0, took - inner[i])
             elif kind == "data" and cuda:
                 self.own[kind] += max(held, took)
                 self.overlap += max(0.0, held - took)

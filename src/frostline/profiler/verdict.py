@@ -35,7 +35,6 @@ _SMALL_MS = 0.03
 """On the CPU: operators shorter than this take as long to call as to compute."""
 _WORTH = 1.03
 """Remedies that give less are not told."""
-_WORK = ("forward", "backward", "optimizer", "zero_grad", "clip")
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,12 @@ class Seen:
     def trial(self, name: str) -> Trial | None:
         return (self.trials or {}).get(name)
 
+    @property
+    def beside_ms(self) -> float:
+        """The step with real data that trials are compared with; in turns with them, where it was so."""
+        real = self.trial("real")
+        return real.ms if real is not None else self.step
+
     def idle_ms(self, *causes: str) -> float:
         return sum(idle.ms for idle in self.idle if idle.cause in causes)
 
@@ -84,21 +89,18 @@ def shares(seen: Seen) -> dict[str, float]:
     waits = seen.wait_ms / seen.step
     if seen.idle:
         waits = min(waits, seen.idle_ms("data") / seen.step)
-    lost = 1 - replayed.ms / seen.step if replayed is not None else waits
+    lost = 1 - replayed.ms / seen.beside_ms if replayed is not None else waits
     found = {"input": max(0.0, lost) if waits >= 0.05 else 0.0}
     if seen.on_gpu:
         found["transfer"] = (seen.exposed_copy_ms + seen.idle_ms("copy")) / seen.step
         found["sync"] = seen.idle_ms("sync") / seen.step
         found["launch"] = seen.idle_ms("launch", "optimizer") / seen.step
-        found["compute"] = seen.machine.busy or 0.0
-    else:
-        found["compute"] = sum(seen.row(kind) for kind in _WORK) / max(1e-9, sum(row.ms for row in seen.rows))
-    return found
+    return found | {"compute": seen.machine.busy or 0.0}
 
 
 def flat(seen: Seen) -> bool:
     """Whether a step takes as long with half the batch."""
-    whole, half = seen.trial("replayed"), seen.trial("half")
+    whole, half = seen.trial("compute") or seen.trial("replayed"), seen.trial("half")
     if whole is None or half is None or half.ms < _FLAT * whole.ms:
         return False
     if seen.on_gpu:
@@ -122,7 +124,7 @@ def verdict(seen: Seen) -> Verdict:
         )
         return Verdict("memory-thrashing", f"Memory is short: {what}.", (what, *evidence))
     if flat(seen) and found["input"] < _ALSO:
-        half, whole = seen.trial("half"), seen.trial("replayed")
+        half, whole = seen.trial("half"), seen.trial("compute") or seen.trial("replayed")
         assert half is not None and whole is not None  # noqa: S101, PT018 -- flat() says so
         told = f"half the batch takes {half.ms / whole.ms:.0%} of the time of the whole one"
         return Verdict(
@@ -190,7 +192,9 @@ def _loading(seen: Seen) -> list[Remedy]:
     replayed = seen.trial("replayed")
     why = f"{seen.wait_ms:.1f} of {seen.step:.1f} ms are waits"
     if replayed is not None:
-        why = f"with one batch again and again a step takes {replayed.ms:.1f} ms instead of {seen.step:.1f}"
+        why = (
+            f"with batches that are there already a step takes {replayed.ms:.1f} ms, not {seen.beside_ms:.1f}"
+        )
     return [Remedy("an infinitely fast loader", bound(1, share), what, why)]
 
 

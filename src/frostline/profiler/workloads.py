@@ -6,7 +6,6 @@ prepared ahead: stages on the device run after that wait, in the step's own thre
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import shutil
@@ -42,7 +41,7 @@ from frostline.trainer.budget import Budget
 from frostline.trainer.distributed import Single, ranks
 from frostline.trainer.job import Job, PathLike
 from frostline.trainer.progress import TrainProgress
-from frostline.trainer.run import _settled as settled
+from frostline.trainer.run import settled
 from frostline.training import Training
 from frostline.workload import Workload
 
@@ -120,7 +119,7 @@ def _profiled(job: Job, asked: Settings, places: Mapping[str, Path] | None, fold
     stores = {name: Store.open(place) for name, place in places.items()} if places is not None else None
     parts = _empty(folder / "parts")
     step = job.step()
-    with closing(job.supply(stores, job._split())) as supply:
+    with closing(job.supply(stores, job.split())) as supply:
         with Monitor(os.getpid()) as monitor:
             raw = _watched(step, supply, _named(workload), asked, parts)
         files = None if places is None else [f for p in places.values() for f in p.rglob("*") if f.is_file()]
@@ -184,11 +183,8 @@ def _stepped(agent: Agent, step: Step, supply: Supply, most: int) -> None:
 
 def _ended(agent: Agent) -> None:
     """Everything as it was, also after an error in the middle of a step."""
-    if agent.look is not None:  # a dispatch mode that nothing else takes off
-        agent.look.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     agent.finish("an error")
     agent.unhook()
-    atexit.unregister(agent.ends._at_exit)
 
 
 class _Watch:

@@ -12,7 +12,8 @@ from frostline.wording import many, size
 
 _MOST_SYNCS = 12
 _TRIALS = {
-    "replayed": "one prepared batch again and again",
+    "real": "the data as they come",
+    "replayed": "prepared batches again and again",
     "compute": "one batch that lies on the device",
     "cold": "real data, nothing of it in memory",
     "half": "half the batch",

@@ -77,7 +77,7 @@ class Job:
         init_from: PathLike | None,
         sinks: Mapping[str, Any],
     ) -> TrainResult:
-        batches, held_out = self.supply(stores, self._split()), self._held_out(stores)
+        batches, held_out = self.supply(stores, self.split()), self._held_out(stores)
         step = self.step()
         loaded = checkpoint.load(chosen.checkpoint) if chosen.checkpoint else None
         if loaded is not None:
@@ -170,7 +170,7 @@ class Job:
             train=train, rank=rank, world_size=world,
         )  # fmt: skip
 
-    def _split(self) -> str | None:
+    def split(self) -> str | None:
         known = splits_of(self.workload)
         if known and "train" not in known:
             raise UsageError(
@@ -185,7 +185,7 @@ class Job:
         if split is None:
             if self.workload.evaluate is None:
                 return None
-            split = self._split()  # never one called 'test': the best checkpoint is chosen by this
+            split = self.split()  # never one called 'test': the best checkpoint is chosen by this
             on = "all samples, also those trained on" if split is None else "the samples trained on"
             self.progress.note(f"no split called 'val': evaluation is on {on}")
         return self.supply(stores, split, train=False)

@@ -84,7 +84,7 @@ def train(
         progress = TrainProgress(quiet=quiet or group.rank > 0)
         making = Options(device=str(place), max_hours=max_hours, max_bad=max_bad)
         stores = None if live else _stores(workload, store, making, group, quiet)
-        with _held(chosen, group) as folder, _settled(settings):
+        with _held(chosen, group) as folder, settled(settings):
             job = Job(workload, settings, budget, place, group, progress, strict)
             job.began = began  # freezing and loading count too
             sinks = {"tensorboard": tensorboard, "wandb": wandb, "config": config}
@@ -111,7 +111,7 @@ def evaluate(
     loaded = checkpoint.load(Path(path), only=["model", "buffers", "extra"])
     moment.refuse_foreign(loaded, ("model",))
     stores = None if live else _stores(workload, store, Options(device=str(place)), group, quiet)
-    with _settled(settings):
+    with settled(settings):
         job = Job(workload, settings, Budget(steps=1), place, group, TrainProgress(quiet=quiet), False)
         step = job.step()
         beside = {"buffers": loaded.groups["buffers"], "extra": loaded.groups["extra"]}
@@ -161,7 +161,7 @@ def _held(chosen: Chosen, group: Single) -> Iterator[Path]:
 
 
 @contextmanager
-def _settled(settings: Training) -> Iterator[None]:
+def settled(settings: Training) -> Iterator[None]:
     """torch's global switches as the settings want them, and back."""
     strict = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(settings.deterministic or strict)

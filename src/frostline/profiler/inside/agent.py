@@ -262,8 +262,6 @@ class Agent:
     def _end_block(self) -> None:
         block, held = self.block, self.blocks[-1]
         assert block is not None  # noqa: S101
-        if self.look is not None:
-            self.look.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         cuda.settle()
         held["end"], held["after"] = time.perf_counter(), record.counters()
         self._leave()
@@ -317,6 +315,7 @@ class Agent:
                 record.spans(self)
             self.spans = self.parts = self.calls = None
         if self.look is not None:
+            self.look.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             record.look(self)
             self.look = None
 

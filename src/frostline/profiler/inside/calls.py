@@ -7,6 +7,7 @@ told apart by their content, all of it: pictures may differ in a few pixels only
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from typing import Any
 
@@ -33,7 +34,8 @@ class Calls:
     def __init__(self, uses: list[Use], spans: Spans) -> None:
         self._handles: list[Any] = []
         self._patches = Patches()
-        self._open: dict[int, list[int]] = {}
+        self._open: dict[tuple[int, int], list[int]] = {}
+        """(module, thread) → its open spans."""
         self._spans, self._uses = spans, uses
         for use in uses:
             if getattr(use.module, "_compiled_call_impl", None) is not None:
@@ -42,13 +44,14 @@ class Calls:
                 self._hook(use)
 
     def _hook(self, use: Use) -> None:
-        spans, name, stack = self._spans, use.name, self._open.setdefault(id(use.module), [])
+        spans, name, opened, me = self._spans, use.name, self._open, id(use.module)
 
         def before(module: nn.Module, args: Any) -> None:
             if not torch.compiler.is_compiling():
-                stack.append(spans.enter("forward", name))
+                opened.setdefault((me, threading.get_ident()), []).append(spans.enter("forward", name))
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
+            stack = opened.get((me, threading.get_ident()))
             if stack and not torch.compiler.is_compiling():
                 spans.leave(stack.pop())
 
@@ -73,7 +76,8 @@ class Calls:
         """A call that has begun already: hooks before it are not run any more, those after it are."""
         for use in self._uses:
             if use.module is module:
-                self._open[id(module)].append(self._spans.enter("forward", use.name))
+                key = (id(module), threading.get_ident())
+                self._open.setdefault(key, []).append(self._spans.enter("forward", use.name))
 
     def remove(self) -> None:
         for handle in self._handles:

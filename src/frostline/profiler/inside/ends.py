@@ -46,6 +46,7 @@ class Ends:
         atexit.register(self._at_exit)
 
     def uninstall(self) -> None:
+        atexit.unregister(self._at_exit)
         self._patches.undo()
 
     def _at_exit(self) -> None:

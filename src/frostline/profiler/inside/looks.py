@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 from . import cuda
-from .samples import LIBRARIES
+from .samples import LIBRARIES, OURS
 
 _WAITS = {
     "aten._local_scalar_dense": "reads a number back: .item(), float() or bool()",
@@ -115,5 +115,6 @@ def _place(on_device: bool) -> str:
 def _short(place: str) -> str:
     """A library's file by its package."""
     for library in sorted(LIBRARIES, key=len, reverse=True):
-        place = place.removeprefix(library + os.sep)
+        inside = f"{os.path.basename(library)}{os.sep}" if library == OURS else ""
+        place = place if not place.startswith(library + os.sep) else inside + place[len(library) + 1 :]
     return place

@@ -7,6 +7,7 @@ hooked, one by one: hooks on all of them cost a tenth of a small forward.
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import warnings
 from collections import Counter
@@ -58,7 +59,8 @@ class Modules:
         self._outermost = outermost
         self.uses: dict[int, Use] = {}
         self.steps = 0
-        self._stack: list[tuple[int, float]] = []
+        self._stacks: dict[int, list[tuple[int, float]]] = {}
+        self._owner = threading.get_ident()
         self._handles: list[Any] = []
 
     def begin(self) -> None:
@@ -92,7 +94,7 @@ class Modules:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._stack.clear()
+        self._stacks.clear()
         for module in _compiled_in_place():  # their calls run no hooks
             if id(module) not in self.uses:
                 self.uses[id(module)] = Use(module, 0, len(self.uses), calls=1)
@@ -109,22 +111,25 @@ class Modules:
     def _enter(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        parent = self._stack[-1][0] if self._stack else None
+        thread = threading.get_ident()
+        stack = self._stacks.setdefault(thread, [])
+        parent = stack[-1][0] if stack else None
         use = self.uses.get(id(module))
         if use is None:
-            use = self.uses[id(module)] = Use(module, len(self._stack), len(self.uses), parent=parent)
-        use.depth = min(use.depth, len(self._stack))
+            use = self.uses[id(module)] = Use(module, len(stack), len(self.uses), parent=parent)
+        use.depth = min(use.depth, len(stack))
         use.calls += 1
         use.quiet += not torch.is_grad_enabled()
-        if parent is None:
+        if parent is None and thread == self._owner:
             self._outermost(module)
-        self._stack.append((id(module), time.perf_counter()))
+        stack.append((id(module), time.perf_counter()))
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        while self._stack:
-            who, began = self._stack.pop()
+        stack = self._stacks.get(threading.get_ident(), [])
+        while stack:
+            who, began = stack.pop()
             if who == id(module):
                 use = self.uses[who]
                 use.seconds += time.perf_counter() - began

@@ -15,7 +15,9 @@ from typing import Any
 
 _EVERY_S = 0.002
 _HERE = os.path.dirname(os.path.abspath(__file__))
-LIBRARIES = tuple({sysconfig.get_paths()[n] for n in ("purelib", "platlib", "stdlib")})
+OURS = _HERE.rsplit(os.sep, 2)[0]
+LIBRARIES = (*{sysconfig.get_paths()[n] for n in ("purelib", "platlib", "stdlib")}, OURS)
+"""Where code lies that is not the user's own: also frostline's, wherever it is installed."""
 
 
 class Samples:
