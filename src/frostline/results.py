@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from dataclasses import dataclass, field
@@ -315,7 +316,9 @@ class Profile:
 
     def write(self, path: Path) -> None:
         aside = path.with_name(f".{path.name}.part")
-        aside.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
+        aside.write_text(
+            json.dumps(_plain(dataclasses.asdict(self)), indent=1, allow_nan=False) + "\n", encoding="utf-8"
+        )
         aside.replace(path)
 
     @classmethod
@@ -337,6 +340,15 @@ class Profile:
             raise UsageError(f"{path} is no whole profile.json: {e}.") from e
 
 
+def _plain(value: Any) -> Any:
+    """Numbers that JSON has no word for are written as strings."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 @cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
@@ -353,7 +365,7 @@ def _made(kind: Any, value: Any) -> Any:
         return None if value is None else _made(next(k for k in kind.__args__ if k is not type(None)), value)
     if typing.get_origin(kind) is tuple:
         return tuple(_made(typing.get_args(kind)[0], item) for item in value)
-    if kind is float and isinstance(value, int | float):
+    if kind is float and (isinstance(value, int | float) or value in ("inf", "-inf", "nan")):
         return float(value)
     expected = typing.get_origin(kind) or kind
     if not isinstance(value, expected):

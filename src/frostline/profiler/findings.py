@@ -43,7 +43,7 @@ def _loaders(seen: Seen) -> list[Finding]:
 def _often(seen: Seen) -> list[Finding]:
     found = []
     for module in often_called(seen):
-        share = module.ms / seen.step
+        share = module.ms / seen.told_ms
         rows = f"batch {module.rows[0]}" if module.rows else "unknown batch"
         if module.rows == (1,):
             title = f"{module.name} is called {module.calls:g} times a step, one row each"
@@ -59,18 +59,18 @@ def _often(seen: Seen) -> list[Finding]:
 def _frozen(seen: Seen) -> list[Finding]:
     found = []
     for module in seen.modules:
-        if module.ms < _MUCH * seen.step and module.prefix_ms < _MUCH * seen.step:
+        if max(module.ms, module.prefix_ms) < _MUCH * seen.told_ms:
             continue
         if module.frozen and not inside_frozen(module, seen.modules):
             fixed = module.frozen == "parameters"
             why = "None of its parameters is trained" if fixed else "It runs under no_grad"
-            text = f"{why}; it takes {module.ms / seen.step:.0%} of the step."
+            text = f"{why}; it takes {module.ms / seen.told_ms:.0%} of the step."
             found.append(Finding("frozen", f"{module.name} never changes", text, module.ms))
         elif not prefix_known(module, seen.modules):
             fixed_ones = module.parameters - module.trainable
             text = (
                 f"{fixed_ones:,} of its {module.parameters:,} parameters are frozen; up to {module.prefix} "
-                f"nothing is trained, {module.prefix_ms / seen.step:.0%} of the step. What comes after is."
+                f"nothing is trained, {module.prefix_ms / seen.told_ms:.0%} of the step. What comes after is."
             )
             title = f"{module.name} is frozen up to {module.prefix}"
             found.append(Finding("prefix", title, text, module.prefix_ms))
@@ -80,7 +80,7 @@ def _frozen(seen: Seen) -> list[Finding]:
 def _repeated(seen: Seen, repeats: Sequence[Repeat]) -> list[Finding]:
     found = []
     for repeat in repeats:
-        if not repeat.repeats or repeat.ms is None or repeat.ms < _MUCH * seen.step:
+        if not repeat.repeats or repeat.ms is None or repeat.ms < _MUCH * seen.told_ms:
             continue
         text = f"{repeat.repeats:,} of {repeat.seen:,} inputs ({repeat.share:.1%}) had been seen before"
         text += f"; that took {repeat.ms:.1f} ms a step"
@@ -95,8 +95,10 @@ def _compiled(seen: Seen) -> list[Finding]:
         return []
     found = []
     for module in seen.modules:
-        if not module.compiled and module.depth == 0 and module.ms >= _MUCH * seen.step:
-            text = f"{module.calls:g} calls a step, {module.ms / seen.step:.0%} of it, run as plain Python."
+        if not module.compiled and module.depth == 0 and module.ms >= _MUCH * seen.told_ms:
+            text = (
+                f"{module.calls:g} calls a step, {module.ms / seen.told_ms:.0%} of it, run as plain Python."
+            )
             title = f"{module.name} runs outside of what is compiled"
             found.append(Finding("compile", title, text, module.ms))
     return found
@@ -130,7 +132,7 @@ def _copied(seen: Seen) -> list[Finding]:
 
 def _between(seen: Seen) -> list[Finding]:
     """What the script's own code does where the step is in no part that is known."""
-    if seen.row("other") < 0.15 * seen.step:
+    if seen.row("other") < 0.15 * seen.told_ms:
         return []
     found = []
     for line, share in seen.lines:

@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,15 +116,33 @@ def _refuse(command: Sequence[str]) -> None:
     if shutil.which(command[0]) is None and not Path(command[0]).is_file():
         raise UsageError(f"There is no command {command[0]!r} to profile.")
     if _is_python(command[0]):
-        for word in command[1:]:
-            if not word.startswith("-") or word in ("-m", "-c"):
-                break
+        for word in _options(command[1:]):
             why = next((_ISOLATED[f"-{c}"] for c in word[1:] if f"-{c}" in _ISOLATED), None)
-            if why and not word.startswith("--"):
+            if why:
                 raise UsageError(
                     f"`{command[0]} {word}` cannot be profiled: {why}, which is how the profiler gets in. "
                     f"Run it without {word}."
                 )
+
+
+def _options(words: Sequence[str]) -> Iterator[str]:
+    """Python's own options before the script, each without the value that may hang on to it.
+
+    >>> [*_options(["-X", "dev", "-uIWignore", "-m", "train", "-S"])]
+    ['-uI']
+    """
+    left = iter(words)
+    for word in left:
+        if not word.startswith("-") or word.startswith("--") or word == "-":
+            return
+        letters = word[1:]
+        place = next((i for i, letter in enumerate(letters) if letter in "cmWX"), len(letters))
+        if place == len(letters) - 1 and letters[place] in "WX":
+            next(left, None)
+        if letters[:place]:
+            yield f"-{letters[:place]}"
+        if place < len(letters) and letters[place] in "cm":
+            return
 
 
 def _is_python(word: str) -> bool:

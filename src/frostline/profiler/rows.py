@@ -51,10 +51,11 @@ class Spans:
         ends = [bound[1 if cuda else 0] for bound in bounds]
         self.steps += len(whole)
         self.total += sum(end - (ends[i - 1] if i else 0.0) for i, end in enumerate(ends) if i in whole)
-        inner = [0.0] * len(spans)
+        inner, host_inner = [0.0] * len(spans), [0.0] * len(spans)
         for span in spans:
             if span[2] >= 0 and span[8] == spans[span[2]][8]:
                 inner[span[2]] += span[clock + 1] - span[clock]
+                host_inner[span[2]] += span[5] - span[4]
         for i, (kind, name, _, step, *times, beside) in enumerate(spans):
             if step not in whole:
                 continue
@@ -68,6 +69,8 @@ class Spans:
                 self.overlap += max(0.0, took - inner[i])
                 self.beside[kind] += max(0.0, took - inner[i])
             elif kind == "data" and cuda:
+                took = max(0.0, took - inner[i])
+                held = max(0.0, held - host_inner[i])
                 self.own[kind] += max(held, took)
                 self.overlap += max(0.0, held - took)
             else:

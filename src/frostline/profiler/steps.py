@@ -30,7 +30,8 @@ def kept(block: Raw, far: float) -> list[int]:
 def between(raw: Raw) -> list[float]:
     """Seconds of the steps that stand between epochs, over a usual one."""
     far = _FAR * usual(raw)
-    found = [(b, i) for b in raw["blocks"] for i in range(len(b["times"])) if i not in kept(b, far)]
+    blocks = [b for b in raw["blocks"] if b["phase"] in ("A", "B", "bare")]
+    found = [(b, i) for b in blocks for i in range(len(b["times"])) if i not in kept(b, far)]
     return [b["times"][i] - usual(raw) for b, i in found]
 
 
@@ -74,9 +75,10 @@ def cost(raw: Raw) -> Cost | None:
     far = _FAR * usual(raw)
     means: dict[str, list[float]] = {"A": [], "bare": []}
     for block in raw["blocks"]:
-        if block["phase"] in means and (whole := kept(block, far)):
-            means[block["phase"]].append(statistics.fmean(block["times"][i] for i in whole))
-    ratios = [a / bare for a, bare in zip(means["A"], means["bare"], strict=False)]
+        if block["phase"] in means:
+            times = [block["times"][i] for i in kept(block, far)]
+            means[block["phase"]].append(statistics.fmean(times) if times else 0.0)
+    ratios = [a / bare for a, bare in zip(means["A"], means["bare"], strict=False) if a and bare]
     if len(ratios) < 2:
         return None
     rng = random.Random(0)
@@ -105,7 +107,8 @@ def epoch(raw: Raw, wall: Steps) -> Epoch | None:
     loader = main_loader(raw)
     if not batches or loader is None or not loader["batches"]:
         return None
-    steps = loader["batches"] / batches
+    calls = sum(found["calls"] for found in raw["loaders"])
+    steps = loader["batches"] / (batches * loader["calls"] / calls)
     pause = statistics.fmean(found) if (found := between(raw)) else 0.0
     low, high = (steps * ms / 1000 + pause for ms in (wall.low, wall.high))
     return Epoch(steps * wall.ms / 1000 + pause, low, high, steps, pause)

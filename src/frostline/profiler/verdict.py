@@ -70,6 +70,11 @@ class Seen:
         return (self.trials or {}).get(name)
 
     @property
+    def told_ms(self) -> float:
+        """Pass B's step: what times of modules are shares of."""
+        return sum(row.ms for row in self.rows) or self.step
+
+    @property
     def beside_ms(self) -> float:
         """The step with real data that trials are compared with; in turns with them, where it was so."""
         real = self.trial("real")
@@ -95,7 +100,10 @@ def shares(seen: Seen) -> dict[str, float]:
         found["transfer"] = (seen.exposed_copy_ms + seen.idle_ms("copy")) / seen.step
         found["sync"] = seen.idle_ms("sync") / seen.step
         found["launch"] = seen.idle_ms("launch", "optimizer") / seen.step
-    return found | {"compute": seen.machine.busy or 0.0}
+    lost_in_all = sum(found.values())
+    if lost_in_all > 1:  # measured in different ways: together they are never more than the step
+        found = {kind: share / lost_in_all for kind, share in found.items()}
+    return found | {"compute": min(seen.machine.busy or 0.0, max(0.0, 1 - lost_in_all))}
 
 
 def flat(seen: Seen) -> bool:
@@ -236,9 +244,8 @@ def _calling(seen: Seen) -> list[Remedy]:
         single = module.rows == (1,)
         name = f"one call of {module.name} instead of {module.calls:g}"
         what = "put the rows of all calls into one batch" if single else "compute what the calls share once"
-        found.append(
-            Remedy(name, bound(seen.step, gone), what, f"{took:.1f} ms a step in {module.calls:g} calls")
-        )
+        why = f"{took:.1f} ms a step in {module.calls:g} calls"
+        found.append(Remedy(name, bound(seen.told_ms, gone), what, why))
     return found
 
 
@@ -249,7 +256,7 @@ def often_called(seen: Seen) -> list[ModuleUse]:
     for module in sorted(seen.modules, key=lambda m: m.depth):
         several = module.calls >= 2.5 * max(1.0, batches)
         outer = [m for m in found if module.name.startswith(f"{m.name}.")]
-        if several and not outer and module.ms >= 0.05 * seen.step:
+        if several and not outer and module.ms >= 0.05 * seen.told_ms:
             found.append(module)
     return found
 
@@ -257,14 +264,14 @@ def often_called(seen: Seen) -> list[ModuleUse]:
 def _storing(seen: Seen) -> list[Remedy]:
     found = []
     for module in seen.modules:
-        if module.frozen and module.ms >= 0.03 * seen.step and not inside_frozen(module, seen.modules):
+        if module.frozen and module.ms >= 0.03 * seen.told_ms and not inside_frozen(module, seen.modules):
             name, what = f"storing what {module.name} computes", "fl.freeze, or fl.cached(module, store)"
             why = f"{module.ms:.1f} ms a step; nothing in it is trained"
-            found.append(Remedy(name, bound(seen.step, module.ms), what, why))
-        elif not prefix_known(module, seen.modules) and module.prefix_ms >= 0.03 * seen.step:
+            found.append(Remedy(name, bound(seen.told_ms, module.ms), what, why))
+        elif not prefix_known(module, seen.modules) and module.prefix_ms >= 0.03 * seen.told_ms:
             name, what = f"storing what {module.prefix} gives", "store its output and train from there"
             why = f"{module.prefix_ms:.1f} ms a step before anything trained"
-            found.append(Remedy(name, bound(seen.step, module.prefix_ms), what, why))
+            found.append(Remedy(name, bound(seen.told_ms, module.prefix_ms), what, why))
     return found
 
 

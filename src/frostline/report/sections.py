@@ -7,7 +7,7 @@ from collections.abc import Callable
 from frostline.report.figures import between, ms, number, percent, times
 from frostline.report.modules import modules
 from frostline.report.section import Section, calls, column, scaled
-from frostline.results import Copies, Loader, Profile, Repeat, Trial
+from frostline.results import Copies, Loader, Profile, Remedy, Repeat, Trial
 from frostline.wording import many, size
 
 _MOST_SYNCS = 12
@@ -40,7 +40,7 @@ def sections(profile: Profile) -> list[Section]:
 
 def _remedies(profile: Profile) -> Section:
     best = sorted(profile.remedies, key=lambda remedy: -remedy.bound)
-    rows = [(f"at most {times(r.bound)}", r.name, " ".join(filter(None, (r.what, r.why)))) for r in best]
+    rows = [(f"at most {times(r.bound)}", r.name, _with_reason(r)) for r in best]
     return Section("What would help, and by how much at most", tuple(rows))
 
 
@@ -143,6 +143,14 @@ def _trials(profile: Profile) -> Section:
 def _spread(trial: Trial) -> str:
     found = between(trial.low, trial.high)
     return f" ({found})" if found else ""
+
+
+def _with_reason(remedy: Remedy) -> str:
+    """
+    >>> _with_reason(Remedy("a faster loader", 1.3, "num_workers=2", "5 of 20 ms are waits"))
+    'num_workers=2 (5 of 20 ms are waits)'
+    """
+    return f"{remedy.what} ({remedy.why})" if remedy.what and remedy.why else remedy.what or remedy.why
 
 
 def _faster(trial: Trial, profile: Profile) -> str:

@@ -16,7 +16,6 @@ import torch
 from torch.optim import optimizer as optimizers
 
 from . import cuda, record
-from .batches import half, n_rows
 from .calls import Calls, Inputs
 from .decodes import Decodes
 from .ends import Ends
@@ -74,7 +73,7 @@ class Agent:
         self.found: dict[str, Any] = {}
         self.notes: list[str] = []
         self.graphs = 0
-        self.waits: list[list[float]] = []
+        self.waits: list[list[Any]] = []
         self.done = False
         self.swallowed = self.asked = self.fresh_before = 0
         self.told = self.written = time.perf_counter()
@@ -117,8 +116,8 @@ class Agent:
         if self.n:
             record.write(self, how)
 
-    def _waited(self, began: float, ended: float, rows: int) -> None:
-        self.waits.append([began, ended, rows])
+    def _waited(self, began: float, ended: float, rows: int, came: bool) -> None:
+        self.waits.append([began, ended, rows, came])
 
     def _begin_again(self) -> None:
         """Other steps than before: nothing of what those were being watched for is left on."""
@@ -166,6 +165,7 @@ class Agent:
         else:
             self._measuring(now)
         self.waits.clear()
+        self.loaders.step()
         self.last = time.perf_counter()
 
     def _warming(self, now: float) -> None:
@@ -213,9 +213,9 @@ class Agent:
             return
         held = self.blocks[-1]
         held["times"].append(now - self.last)
-        held["waits"].append(sum(end - start for start, end, _ in self.waits))
-        held["rows"].append(sum(rows for *_, rows in self.waits))
-        held["batches"].append(len(self.waits))
+        held["waits"].append(sum(ended - began for began, ended, *_ in self.waits))
+        held["rows"].append(sum(rows for *_, rows, _ in self.waits))
+        held["batches"].append(sum(came for *_, came in self.waits))
         held["fresh"].append(self.loaders.begun - self.fresh_before)
         self.fresh_before = self.loaders.begun
         if self.spans is not None:
@@ -254,10 +254,13 @@ class Agent:
         self.fresh_before = self.loaders.begun
         self.blocks.append(
             {
-                "phase": block.phase, "start": time.perf_counter(), "times": [], "waits": [], "rows": [],
-                "batches": [], "fresh": [], "before": record.counters(),
+                "phase": block.phase, "start": 0.0, "times": [], "waits": [], "rows": [], "batches": [],
+                "fresh": [], "before": record.counters(),
             }
         )  # fmt: skip
+        if self.spans is not None:
+            self.spans.restart()
+        self.blocks[-1]["start"] = time.perf_counter()
 
     def _end_block(self) -> None:
         block, held = self.block, self.blocks[-1]
@@ -283,10 +286,9 @@ class Agent:
         if phase not in ("replay", "half"):
             return phase != "trace" or not torch._C._autograd._profiler_enabled()  # the script's own
         self.loaders.keep = False
-        kept = self.loaders.kept
-        self.loaders.replay = kept if phase == "replay" or kept is None else half(kept)
+        self.loaders.replay = phase if self.loaders.replayable(phase) else ""
         self.ends.trying = phase
-        return self.loaders.replay is not None and n_rows(kept) > 0
+        return bool(self.loaders.replay)
 
     def _spans_begin(self, label: Any) -> None:
         self.spans = Spans(cuda=cuda.used(), label=label)
@@ -299,7 +301,7 @@ class Agent:
 
     def _leave(self) -> None:
         """Whatever the block had on is off."""
-        self.loaders.replay = None
+        self.loaders.replay = ""
         self.ends.trying = ""
         if self.kernels is not None and self.blocks:
             steps = max(1, len(self.blocks[-1]["times"]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor
@@ -10,21 +11,23 @@ from torch import Tensor
 _DEEP = 6
 
 
-def first_tensor(value: Any, depth: int = 0) -> Tensor | None:
-    """The first tensor with rows.
+def tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    """All tensors of a batch, or of a call's arguments.
 
     >>> import torch
-    >>> first_tensor({"id": "a", "x": [torch.ones(3, 2)]}).shape
-    torch.Size([3, 2])
+    >>> [t.shape[0] for t in tensors(({"id": "a", "x": [torch.ones(3, 2)]}, torch.ones(5)))]
+    [3, 5]
     """
     if isinstance(value, Tensor):
-        return value if value.dim() else None
-    if depth < _DEEP and isinstance(value, Mapping | list | tuple):
+        yield value
+    elif depth < _DEEP and isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
-            found = first_tensor(item, depth + 1)
-            if found is not None:
-                return found
-    return None
+            yield from tensors(item, depth + 1)
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """The first tensor with rows."""
+    return next((t for t in tensors(value) if t.dim()), None)
 
 
 def n_rows(value: Any) -> int:
@@ -35,17 +38,19 @@ def n_rows(value: Any) -> int:
 
 def again(value: Any, change: Callable[[Any], Any] = lambda leaf: leaf, depth: int = 0) -> Any:
     """The same batch in containers of its own: scripts pop what they need from a dict."""
-    if depth < _DEEP and type(value) is dict:
-        return {name: again(item, change, depth + 1) for name, item in value.items()}
-    if depth < _DEEP and type(value) in (list, tuple):
+    if depth >= _DEEP:
+        return value
+    if isinstance(value, MutableMapping):  # also OrderedDict, and transformers' BatchEncoding
+        copied = copy.copy(value)
+        for name in [*value]:
+            copied[name] = again(value[name], change, depth + 1)
+        return copied
+    if isinstance(value, list | tuple):
         changed = change(value)  # a list of paths has rows too
         if changed is not value:
             return changed
-        return type(value)(again(item, change, depth + 1) for item in value)
-    if depth < _DEEP and hasattr(value, "data") and type(getattr(value, "data", None)) is dict:
-        copied = value.copy()  # transformers' BatchEncoding and other UserDicts
-        copied.data = again(value.data, change, depth + 1)
-        return copied
+        items = [again(item, change, depth + 1) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return change(value)
 
 
@@ -53,17 +58,19 @@ def half(value: Any) -> Any | None:
     """The first half of a batch; None where it cannot be halved.
 
     >>> import torch
-    >>> half({"x": torch.arange(4), "name": ["a", "b", "c", "d"]})
-    {'x': tensor([0, 1]), 'name': ['a', 'b']}
+    >>> half({"x": torch.arange(4), "name": ("a", "b", "c", "d")})
+    {'x': tensor([0, 1]), 'name': ('a', 'b')}
     """
     rows = n_rows(value)
     if rows < 4:
         return None
 
     def cut(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == rows:
-            return leaf[: rows // 2]
-        strings = isinstance(leaf, list) and len(leaf) == rows and not isinstance(leaf[0], Tensor)
-        return leaf[: rows // 2] if strings else leaf
+        if isinstance(leaf, Tensor):
+            return leaf[: rows // 2] if leaf.dim() and leaf.shape[0] == rows else leaf
+        plain = isinstance(leaf, list | tuple) and len(leaf) == rows and not hasattr(leaf, "_fields")
+        return (
+            leaf[: rows // 2] if plain and not isinstance(leaf[0], Tensor | list | tuple | Mapping) else leaf
+        )
 
     return again(value, cut)

@@ -19,7 +19,7 @@ try:
 except ImportError:  # the script's Python may not have it; the other one is ten times slower
     _fast: Any = None  # type: ignore[no-redef]
 
-from .batches import first_tensor
+from .batches import tensors
 from .modules import Use
 from .patches import Patches
 from .spans import Spans
@@ -93,10 +93,9 @@ class Inputs:
         self.seconds = 0.0
         self.paused = self.ours = False
         """Not looked at: it would be felt, or what is handed out is what the profiler had kept."""
-        self.versions = _versions(module)
-        self._module = module
+        self._module, self._versions, self._sums = module, _versions(module), _sums(module)
         self._known: set[bytes] = set()
-        self._waiting: list[Tensor] = []
+        self._waiting: list[list[Tensor]] = []
         self._weights: dict[tuple[int, torch.device], Tensor] = {}
         self._handle = module.register_forward_pre_hook(self._before, with_kwargs=True)
 
@@ -104,18 +103,19 @@ class Inputs:
         if self.ours or torch.compiler.is_compiling():
             return
         self.calls += 1
-        value = first_tensor(args)
-        value = first_tensor(kwargs) if value is None else value
-        if self.paused or value is None or value.numel() == 0:
+        given = [t.detach() for t in tensors((args, kwargs)) if t.layout == torch.strided and t.numel()]
+        rows = next((t.shape[0] for t in given if t.dim()), 0)
+        if self.paused or not rows:
             return
         began = time.perf_counter()
         self.looked += 1
-        self.rows += value.shape[0]
+        self.rows += rows
         with torch.no_grad():
-            if value.device.type == "cpu":
-                self._count(_digests(value.detach()))
+            each = [_in_rows(t, rows) for t in given]
+            if any(t.device.type != "cpu" for t in given):
+                self._waiting.append([self._mixed(t) for t in each])
             else:
-                self._waiting.append(self._mixed(value.detach()))
+                self._count(_joined([_digests(t) for t in each], rows))
         self.seconds += time.perf_counter() - began
 
     def _mixed(self, value: Tensor) -> Tensor:
@@ -127,13 +127,15 @@ class Inputs:
             mixed = (place * _ODD) ^ ((place * _OTHER) >> 29)
             self._weights[key] = torch.stack([mixed | 1, (mixed * _OTHER) | 1])
         first, second = self._weights[key]
-        return torch.stack([(bits * first).sum(1), (bits * second).sum(1)], 1)
+        width = torch.full((len(bits),), value.shape[1], device=bits.device)
+        return torch.stack([(bits * first).sum(1), (bits * second).sum(1), width], 1)
 
     def look(self) -> None:
         """Reads what waits on the device; ask when it has settled."""
         waiting, self._waiting = self._waiting, []
         for found in waiting:
-            self._count([row.numpy().tobytes() for row in found.cpu()])
+            each = [[row.tobytes() for row in part.cpu().numpy()] for part in found]
+            self._count(_joined(each, max(map(len, each))))
 
     def _count(self, digests: list[bytes]) -> None:
         for digest in digests:
@@ -141,8 +143,9 @@ class Inputs:
             self._known.add(digest)
 
     def moved(self) -> bool:
-        """Whether a parameter was written to since this began: then it is not frozen."""
-        return _versions(self._module) != self.versions
+        """Whether a parameter was written to since this began: then it is not frozen. `p.data.mul_()`, as
+        moving averages have it, leaves a parameter's version alone, so values are compared too."""
+        return _versions(self._module) != self._versions or _sums(self._module) != self._sums
 
     def remove(self) -> None:
         self._handle.remove()
@@ -152,21 +155,34 @@ def _versions(module: nn.Module) -> int:
     return sum(p._version for p in module.parameters())
 
 
+def _sums(module: nn.Module) -> list[float]:
+    """Of a few parameters' first values."""
+    some = [*module.parameters()][:: max(1, len([*module.parameters()]) // 8)][:8]
+    with torch.no_grad():
+        return [float(p.detach().flatten()[:4096].double().sum()) for p in some if not p.is_meta]
+
+
+def _in_rows(value: Tensor, rows: int) -> Tensor:
+    """As bytes, a line a row; what has no rows is one line for all of them."""
+    whole = not value.dim() or value.shape[0] != rows
+    flat = value.contiguous().reshape(1 if whole else rows, -1)
+    return flat.view(torch.uint8)
+
+
 def _words(value: Tensor) -> Tensor:
-    """A row's bits as whole numbers."""
-    flat = value.reshape(value.shape[0], -1)
-    if flat.dtype.is_floating_point:
-        same = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(flat.element_size())
-        flat = flat.view(same) if same is not None else flat.view(torch.uint8)
-    return flat.to(torch.int64)
+    """Bytes as whole numbers of eight."""
+    missing = -value.shape[1] % 8
+    return (nn.functional.pad(value, (0, missing)) if missing else value).view(torch.int64)
 
 
 def _digests(value: Tensor) -> list[bytes]:
-    flat = value.contiguous().reshape(value.shape[0], -1)
-    if flat.dtype == torch.bfloat16:
-        flat = flat.view(torch.int16)
-    return [_digest(row) for row in flat.numpy()]
+    return [_digest(row) for row in value.numpy()]
 
 
 def _digest(row: Any) -> bytes:
     return _fast(row) if _fast is not None else hashlib.blake2b(row, digest_size=8).digest()
+
+
+def _joined(each: list[list[bytes]], rows: int) -> list[bytes]:
+    """All tensors' digests of a row."""
+    return [b"".join(part[min(i, len(part) - 1)] for part in each) for i in range(rows)]

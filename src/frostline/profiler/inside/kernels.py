@@ -65,8 +65,9 @@ def _device(traced: Any, steps: int) -> dict[str, Any]:
     if not kernels:
         return {}
     began, ended = min(k[0] for k in kernels), max(k[1] for k in kernels)
-    if len(ends) >= 2:
-        began, ended = ends[0], max(ends[-1], ended)
+    if len(ends) >= 2:  # the first one stands where the first step begins
+        began, ended = min(ends), max(ends)
+    kernels, copies = clip(kernels, began, ended), clip(copies, began, ended)
     busy = union([*kernels, *copies])
     idle = dict.fromkeys(("data", "copy", "sync", "optimizer", "launch"), 0.0)
     for gap in gaps(busy, began, ended):
@@ -109,6 +110,14 @@ def union(spans: list[Interval]) -> list[Interval]:
         else:
             found.append((start, end))
     return found
+
+
+def clip(spans: list[Interval], began: float, ended: float) -> list[Interval]:
+    """
+    >>> clip([(0, 2), (3, 6), (7, 8)], 1, 5)
+    [(1, 2), (3, 5)]
+    """
+    return [(max(a, began), min(b, ended)) for a, b in spans if b > began and a < ended]
 
 
 def gaps(busy: list[Interval], began: float, ended: float) -> list[Interval]:

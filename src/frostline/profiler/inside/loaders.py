@@ -7,7 +7,9 @@ batch, into a file of its own: workers end without a word.
 from __future__ import annotations
 
 import json
+import operator
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,40 +19,43 @@ import torch.utils.data
 from torch.utils.data import dataloader
 from torch.utils.data._utils import fetch
 
-from .batches import again, n_rows
+from .batches import again, half, n_rows
 from .patches import Patches
 
 Decoded = list[Any]
-_EMPTY: dict[str, Any] = {
+About = dict[str, Any]
+_EMPTY: About = {
     "workers": 0, "calls": 0, "wait_s": 0.0, "batch_size": None, "pinned": False, "items": 0, "repeats": 0,
-    "batches": None, "samples": None, "loader": None,
+    "batches": None, "samples": None, "kept": None, "steps": 0, "now": 0,
 }  # fmt: skip
+_PRIVATE = ("known", "kept", "steps", "now")
 _MOST_ITEMS = 4_000_000
 """Items of a data set whose numbers are remembered."""
+_MOST_AGAIN = 64
+"""Times that a kept batch is handed out within a step: a loop that wants more waits for an epoch's end."""
 
 
 class Loaders:
     """Watches all loaders of this process.
 
-    told: called with (start, end, rows) of every batch that was waited for.
+    told: called with (start, end, rows, whether a batch came) for everything that was waited for.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.told: Callable[[float, float, int], None] | None = None
+        self.told: Callable[[float, float, int, bool], None] | None = None
         self.spans: Any = None
-        self.replay: Any = None
-        """What is handed out instead of new batches."""
+        self.replay = ""
+        """"replay" or "half": what was kept is handed out instead of new batches."""
         self.keep = False
-        self.kept: Any = None
         self.begun = 0
         """Iterators made so far: an epoch begins."""
-        self.seen: dict[int, dict[str, Any]] = {}
+        self.seen: dict[Any, About] = {}
         self.decodes: list[Decoded] = []
         """[what, key, start, seconds] since the last batch was prepared here."""
         self.prepared: list[dict[str, Any]] = []
         """What this process prepared itself: loaders without workers."""
         self._folder, self._always, self._next = folder, Patches(), Patches()
-        self._deep = 0
+        self._within = threading.local()
         self._original: Any = dataloader._BaseDataLoaderIter.__next__
 
     def install(self) -> None:
@@ -93,6 +98,8 @@ class Loaders:
     def uninstall(self) -> None:
         self._next.undo()
         self._always.undo()
+        for about in self.seen.values():
+            about["kept"] = None
 
     # in the script's process
 
@@ -111,51 +118,69 @@ class Loaders:
             if batch is None:
                 return
             ended = time.perf_counter()
-            about["calls"] += 1
-            about["wait_s"] += ended - began
-            if self.told is not None:
-                self.told(began, ended, rows(batch))
+            self._count(about, began, ended, rows(batch), True)
             yield batch
 
     def _waited(self, iterator: Any, original: Any) -> Any:
-        if self._deep:  # a loader that reads from a loader
+        if getattr(self._within, "one", False):  # a loader that reads from a loader
             return original(iterator)
-        spans = self.spans
+        about = getattr(iterator, "_frostline", None) or {**_EMPTY}
+        spans, self._within.one = self.spans, True
         place = spans.enter("data", "waiting for data") if spans is not None else -1
-        self._deep += 1
         began = time.perf_counter()
-        rows = 0
+        came, rows = False, 0
         try:
-            batch = again(self.replay) if self.replay is not None else original(iterator)
-            rows = n_rows(batch)
+            batch = self._again(about) if self.replay else None
+            batch = original(iterator) if batch is None else batch
+            came, rows = True, n_rows(batch)
         finally:
-            self._deep -= 1
+            self._within.one = False
             ended = time.perf_counter()
             if spans is not None:
                 spans.leave(place)
-            if self.told is not None:
-                self.told(began, ended, rows)
-        about = getattr(iterator, "_frostline", None)
-        if about is not None:
-            about["calls"] += 1
-            about["wait_s"] += ended - began
+            self._count(about, began, ended, rows, came)
         if self.keep:
-            self.kept = batch
+            about["kept"] = batch
         return batch
 
-    def _about(self, loader: Any) -> dict[str, Any]:
-        """What is known of a loader; one record for all its epochs."""
-        found = self.seen.get(id(loader))
-        if found is None:
-            data = loader.dataset
-            found = _EMPTY | {
-                "dataset": type(data).__name__, "workers": loader.num_workers, "loader": loader,
-                "batch_size": loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
-                "pinned": bool(loader.pin_memory), "known": set(),
-                "batches": _length(loader), "samples": _length(data),
+    def _count(self, about: About, began: float, ended: float, rows: int, came: bool) -> None:
+        about["calls"] += came
+        about["now"] += came
+        about["wait_s"] += ended - began
+        if self.told is not None:
+            self.told(began, ended, rows, came)
+
+    def _again(self, about: About) -> Any:
+        """The batch that was kept of a loader which every step reads from; None: it goes on as it would."""
+        if about["kept"] is None or about["steps"] < 2 or about["now"] > _MOST_AGAIN:
+            return None
+        return again(about["kept"]) if self.replay == "replay" else half(about["kept"])
+
+    def step(self) -> None:
+        """A step ended: loaders that gave it a batch are those that it reads from."""
+        for about in self.seen.values():
+            about["steps"] = about["steps"] + 1 if about["now"] else 0
+            about["now"] = 0
+
+    def replayable(self, how: str) -> bool:
+        """Whether there is a batch to hand out again, or half of one."""
+        kept = [
+            about["kept"] for about in self.seen.values() if about["kept"] is not None and about["steps"] >= 2
+        ]
+        return any(n_rows(batch) and (how == "replay" or half(batch) is not None) for batch in kept)
+
+    def _about(self, loader: Any) -> About:
+        """What is known of a loader; one record for all its epochs, also where each makes it anew."""
+        data, sampler = loader.dataset, loader.batch_sampler
+        size = loader.batch_size or getattr(sampler, "batch_size", None)
+        key = (type(data), loader.num_workers, size, _length(loader), type(loader.sampler))
+        if key not in self.seen:
+            self.seen[key] = _EMPTY | {
+                "dataset": type(data).__name__, "workers": loader.num_workers, "batch_size": size,
+                "pinned": bool(loader.pin_memory), "known": set(), "batches": _length(loader),
+                "samples": _length(data),
             }  # fmt: skip
-            self.seen[id(loader)] = found
-        return found
+        return self.seen[key]
 
     def _items(self, iterator: Any, index: Any) -> None:
         """Which items of a data set are asked for: exact, as they have numbers."""
@@ -164,15 +189,18 @@ class Loaders:
             return
         known: set[Any] = about["known"]
         for item in index if isinstance(index, list | tuple) else [index]:
-            if not isinstance(item, int | str) or len(known) > _MOST_ITEMS:
+            try:
+                name = item if isinstance(item, str) else operator.index(item)
+            except TypeError:  # a sampler of something else
+                return
+            if len(known) > _MOST_ITEMS:
                 return
             about["items"] += 1
-            about["repeats"] += item in known
-            known.add(item)
+            about["repeats"] += name in known
+            known.add(name)
 
     def summary(self) -> list[dict[str, Any]]:
-        hidden = ("loader", "known")
-        return [{n: v for n, v in about.items() if n not in hidden} for about in self.seen.values()]
+        return [{n: v for n, v in about.items() if n not in _PRIVATE} for about in self.seen.values()]
 
     # in the process that prepares
 

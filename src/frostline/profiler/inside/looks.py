@@ -29,7 +29,7 @@ _WAITS = {
     "aten.equal": "compares on the device, answers on the host",
     "aten.is_nonzero": "reads a number back",
 }
-_OPTIMIZER = os.path.join("torch", "optim")
+_OPTIMIZER = os.path.join(os.path.dirname(torch.__file__), "optim", "")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -55,6 +55,13 @@ class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         packet = func._overloadpacket
         what = _WAITS.get(str(packet)) or (_back(args, kwargs) if "copy" in packet.__name__ else None)
+        if str(packet).startswith("aten.index") and _by_mask(args):
+            what = "a mask selects: its result's size is known on the device only"
+        if torch.is_inference_mode_enabled() and packet not in flop_registry:
+            with self:  # composite operators arrive whole there: their parts are looked at
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
         began = time.perf_counter()
         result = func(*args, **kwargs)
         self.operators += 1
@@ -81,6 +88,10 @@ def _back(args: Any, kwargs: Any) -> str | None:
     return None
 
 
+def _by_mask(args: Any) -> bool:
+    return any(isinstance(t, Tensor) and t.dtype in (torch.bool, torch.uint8) for t in tree_iter(args[1:2]))
+
+
 def _on_device(args: Any) -> bool:
     return any(isinstance(t, Tensor) and t.is_cuda for t in tree_iter(args))
 
@@ -102,7 +113,7 @@ def _place(on_device: bool) -> str:
         file = frame.f_code.co_filename
         if not file.startswith(("<", _HERE)):
             told = f"{file}:{frame.f_lineno}"
-            if not on_device and _OPTIMIZER in file:
+            if not on_device and file.startswith(_OPTIMIZER):
                 return ""
             if not file.startswith(LIBRARIES):
                 return f"{told} ({first})" if first else told
@@ -114,7 +125,7 @@ def _place(on_device: bool) -> str:
 
 def _short(place: str) -> str:
     """A library's file by its package."""
-    for library in sorted(LIBRARIES, key=len, reverse=True):
-        inside = f"{os.path.basename(library)}{os.sep}" if library == OURS else ""
-        place = place if not place.startswith(library + os.sep) else inside + place[len(library) + 1 :]
-    return place
+    if place.startswith(OURS):
+        return f"frostline{os.sep}{place[len(OURS) :]}"
+    library = max((at for at in LIBRARIES if place.startswith(at)), key=len, default="")
+    return place[len(library) :]

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,7 @@ class Modules:
 
     def begin(self) -> None:
         warnings.filterwarnings("ignore", message=_ABOUT_HOOKS)
+        self._filter = warnings.filters[0]
         self._handles = [
             hooks.register_module_forward_pre_hook(self._enter),
             hooks.register_module_forward_hook(self._leave, always_call=True),
@@ -93,6 +94,8 @@ class Modules:
     def end(self) -> None:
         for handle in self._handles:
             handle.remove()
+        if self._handles and self._filter in warnings.filters:
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
         self._handles = []
         self._stacks.clear()
         for module in _compiled_in_place():  # their calls run no hooks
@@ -156,7 +159,10 @@ class Modules:
                 if found is not None and not found.name:
                     found.name = ".".join(filter(None, [root, _plain(use.module, path)]))
         for use in self.uses.values():
-            use.name = use.name or _kind(use.module)
+            if not use.name:  # in a plain list: no path leads there
+                kind = _kind(use.module)
+                numbers[kind] += 1
+                use.name = f"{kind}#{numbers[kind]}"
 
     def worth(self) -> list[Use]:
         """Those that pass B tells apart: outermost ones, and what is inside of them and takes its time."""
@@ -214,8 +220,11 @@ class Modules:
                 return module
         return leaf
 
-    def summary(self) -> list[dict[str, Any]]:
-        why = {id(use.module): reason for use, reason in self.frozen()}
+    def summary(self, moved: Collection[int] = ()) -> list[dict[str, Any]]:
+        """moved: modules whose parameters changed although no optimiser has them."""
+        why = {id(use.module): reason for use, reason in self.frozen() if id(use.module) not in moved}
+        for key in moved:
+            self.uses[key].prefix = None
         return [_told(use, why.get(id(use.module), ""), self) for use in self.called()]
 
 

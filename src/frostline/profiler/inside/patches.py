@@ -21,17 +21,20 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        self._before: list[tuple[Any, str, Any]] = []
+        self._before: list[tuple[Any, str, Any, Any]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """An attribute that the owner only inherits is taken away again by `undo`, not written down."""
-        self._before.append((owner, name, vars(owner).get(name, _ABSENT)))
+        self._before.append((owner, name, value, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, value)
 
     def undo(self) -> None:
+        """What somebody else has replaced since is theirs, and stays."""
         while self._before:
-            owner, name, value = self._before.pop()
-            if value is _ABSENT:
+            owner, name, ours, before = self._before.pop()
+            if vars(owner).get(name, _ABSENT) is not ours:
+                continue
+            if before is _ABSENT:
                 delattr(owner, name)
             else:
-                setattr(owner, name, value)
+                setattr(owner, name, before)

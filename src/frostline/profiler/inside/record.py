@@ -13,9 +13,6 @@ import torch
 
 from . import cuda
 
-_TOLD_STEPS = 4
-"""Steps of the first block of pass B whose spans are kept one by one, for the timeline."""
-
 
 def write(agent: Any, how: str) -> None:
     known = {
@@ -34,7 +31,12 @@ def write(agent: Any, how: str) -> None:
 
 
 def _modules(agent: Any) -> list[dict[str, Any]]:
-    return [] if agent.modules.watching else agent.modules.summary()
+    """What moved meanwhile, as a moving average does, is not frozen."""
+    if agent.modules.watching:
+        return []
+    moved = {key for key, held in agent.inputs.items() if held.moved()}
+    found: list[dict[str, Any]] = agent.modules.summary(moved)
+    return found
 
 
 def _inputs(agent: Any) -> list[dict[str, Any]]:

@@ -15,8 +15,9 @@ from typing import Any
 
 _EVERY_S = 0.002
 _HERE = os.path.dirname(os.path.abspath(__file__))
-OURS = _HERE.rsplit(os.sep, 2)[0]
-LIBRARIES = (*{sysconfig.get_paths()[n] for n in ("purelib", "platlib", "stdlib")}, OURS)
+OURS = os.path.join(_HERE.rsplit(os.sep, 2)[0], "")
+_PATHS = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
+LIBRARIES = (*(os.path.join(path, "") for path in _PATHS), OURS)
 """Where code lies that is not the user's own: also frostline's, wherever it is installed."""
 
 

@@ -59,8 +59,22 @@ class Spans:
             self._base = self._event()
         self.marks: list[tuple[float, Any]] = []
 
+    def restart(self) -> None:
+        """The block's steps begin now: what came before was hooking up."""
+        self._began = time.perf_counter()
+        if self.cuda:
+            self._base = self._event()
+        self._mark()
+
+    def _mark(self) -> None:
+        """The tracer sees where steps end, too."""
+        if self._label is not None:
+            with self._label("frostline:end:step"):
+                pass
+
     def boundary(self) -> None:
         """A step ended here."""
+        self._mark()
         self.marks.append((time.perf_counter(), self._event()))
         self.step += 1
 

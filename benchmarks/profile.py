@@ -1,0 +1,210 @@
+"""The profiler on scripts whose trouble is known: what was planted, what it found, and what it costs.
+
+    .venv/bin/python benchmarks/profile.py                      2 cores, no GPU
+    PYTHONPATH=src python3 benchmarks/profile.py                on the GPU
+    .venv/bin/python benchmarks/profile.py --only healthy       one of them; nothing is kept
+
+Plants: every script of tests/unit/profiler/scripts that applies here, judged by tests/unit/profiler/truth.py
+with its tight limits. Cost: two of the scripts print their own step time, with and without frostline in
+turns; the profiler stays in its warm-up, which watches what pass A does. Gain: `input_bound` says how fast it
+gets when its loader is replaced; the profile of the slow run has to have foretold it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from common import ROOT, device_name, goal, print_table, write_results
+
+COST_SCRIPTS = ("healthy", "few_workers")
+STEPS_TIMED = 100
+
+
+def one(plant: Any, device: str, steps: int, folder: Path) -> dict[str, Any]:
+    """A plant's line of the table."""
+    from truth import run
+
+    began = time.perf_counter()
+    try:
+        profile, _ = run(plant, folder / plant.name, device=device, steps=steps)
+    except (RuntimeError, subprocess.TimeoutExpired) as e:
+        return {"script": plant.name, "planted": plant.planted, "verdict": "none", "wrong": [str(e)[-300:]]}
+    return {
+        "script": plant.name,
+        "planted": plant.planted,
+        "verdict": profile.verdict.kind,
+        "findings": ", ".join(dict.fromkeys(f.kind for f in profile.findings)),
+        "figures": figures(profile),
+        "step_ms": profile.wall.ms,
+        "reconciled": profile.reconciled,
+        "cost": None if profile.cost is None else profile.cost.share,
+        "took_s": time.perf_counter() - began,
+        "wrong": plant.wrong(profile, device, tight=True),
+    }
+
+
+def figures(profile: Any) -> str:
+    """Those that a plant is judged by, where there are any."""
+    said = []
+    for loader in profile.loaders[:1]:
+        if loader.wait_ms > 0.1 * profile.wall.ms:
+            made = "" if loader.prepare_ms is None else f" of {loader.prepare_ms:.1f} prepared"
+            said.append(f"waits {loader.wait_ms:.1f} ms{made}, {loader.needed} workers needed")
+    said += [f"{m.calls:.3g} calls of {m.kind} ({m.rows})" for m in profile.modules[:8] if m.calls > 1.5]
+    said += [f"{r.what}: {r.repeats} of {r.seen} again" for r in profile.repeats[:2]]
+    said += [f"frozen to {m.prefix}" for m in profile.modules if m.prefix][:1]
+    said += [f"{s.calls:.3g} × {s.where.rpartition('/')[2]}" for s in profile.syncs[:3]]
+    return "; ".join(said)
+
+
+def step_ms(name: str, device: str, folder: Path, *args: str, profiled: bool = False) -> float:
+    """The step time that a script itself prints, by itself or under the profiler's first pass."""
+    return float(printed("step_ms", name, device, folder, "--print-step-ms", str(STEPS_TIMED), *args,
+                         profiled=profiled))  # fmt: skip
+
+
+def printed(word: str, name: str, device: str, folder: Path, *args: str, profiled: bool = False) -> str:
+    from truth import SCRIPTS, environment
+
+    command = [sys.executable, str(SCRIPTS / f"{name}.py"), "--device", device, *args]
+    if profiled:  # the passes take turns after the warm-up, which watches what pass A does: it does not end
+        options = ["--warmup", "100000", "--keep-going", "--no-replay", "--out", str(folder / "cost")]
+        command = [sys.executable, "-m", "frostline", "profile", *options, "--", *command]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+    if not (found := re.search(rf"^{word} (\S+)$", done.stdout, re.MULTILINE)):
+        raise RuntimeError(f"{name} printed no {word}:\n{done.stdout}\n{done.stderr}")
+    return found[1]
+
+
+def cost(name: str, device: str, rounds: int, folder: Path) -> dict[str, Any]:
+    """How much longer a step takes under the profiler."""
+    from frostline.timing import interleave, ratio, spread
+
+    found = interleave(
+        {
+            "plain": lambda: step_ms(name, device, folder),
+            "profiled": lambda: step_ms(name, device, folder, profiled=True),
+        },
+        rounds=rounds,
+    )
+    share = ratio(found["profiled"], found["plain"])
+    return {
+        "script": name, "plain_ms": spread(found["plain"]).median,
+        "profiled_ms": spread(found["profiled"]).median,
+        "cost": share.median - 1, "low": share.low - 1, "high": share.high - 1, "rounds": rounds,
+    }  # fmt: skip
+
+
+def gain(device: str, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
+    """What profiles of a slow loader promise of a fast one, and what it brings."""
+    from truth import PLANTS, loader_bound, run
+
+    from frostline.timing import interleave, ratio, spread
+
+    depth = printed("depth", "input_bound", device, folder, "--fast", "--print-step-ms", "1")
+    plant = next(p for p in PLANTS if p.name == "input_bound")
+    fixed = dataclasses.replace(plant, args=("--depth", depth))
+
+    def promised() -> float:
+        return loader_bound(run(fixed, folder / "gain", device=device, steps=steps)[0]) or 0.0
+
+    found = interleave(
+        {
+            "promised": promised,
+            "slow": lambda: step_ms("input_bound", device, folder, "--depth", depth),
+            "fast": lambda: step_ms("input_bound", device, folder, "--depth", depth, "--fast"),
+        },
+        rounds=rounds,
+    )
+    measured, promise = ratio(found["slow"], found["fast"]), spread(found["promised"])
+    return {
+        "script": "input_bound", "slow_ms": spread(found["slow"]).median,
+        "fast_ms": spread(found["fast"]).median, "predicted": promise.median, "measured": measured.median,
+        "predictions": found["promised"], "low": measured.low, "high": measured.high, "rounds": rounds,
+    }  # fmt: skip
+
+
+def judge(
+    rows: list[dict[str, Any]], costs: list[dict[str, Any]], gains: dict[str, Any]
+) -> list[dict[str, Any]]:
+    apart = [abs(row["reconciled"]) for row in rows if row.get("reconciled") is not None]
+    timing = ("rows and pass A differ", "preparation:", "waiting for", "bound of", "the frozen part's")
+    unseen = [row["script"] for row in rows if any(not text.startswith(timing) for text in row["wrong"])]
+    return [
+        goal("planted causes found, share of the scripts", 1.0, 1 - len(unseen) / len(rows)),
+        goal("rows against the wall clock, the worst script", 0.05, max(apart, default=1.0), at_most=True),
+        goal("scripts with a figure beyond its limit", 0, sum(bool(r["wrong"]) for r in rows), at_most=True),
+        *(goal(f"cost of profiling, {c['script']}, share of the step", 0.03, c["cost"], at_most=True)
+          for c in costs),
+        goal("foretold over measured gain of a fast loader, minus 1", 0.10,
+             abs(gains["predicted"] / gains["measured"] - 1), at_most=True),
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", help="one script; or `cost` or `gain`")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=4, help="of cost and gain")
+    parser.add_argument("--also", type=Path, help="another folder for the result")
+    given = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "tests" / "unit" / "profiler"))
+    from truth import PLANTS
+
+    name = device_name()
+    device = "cpu" if name == "cpu" else "cuda"
+    plants = [p for p in PLANTS if device in p.devices and given.only in (None, p.name)]
+    rows, costs, gains = [], [], {}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for plant in plants:
+            rows.append(one(plant, device, given.steps, folder))
+            show(rows[-1])
+        if given.only in (None, "cost"):
+            costs = [cost(script, device, given.rounds, folder) for script in COST_SCRIPTS]
+            print_table("cost of the first pass", costs)
+        if given.only in (None, "gain"):
+            gains = gain(device, given.rounds, given.steps, folder)
+            print_table("an infinitely fast loader", [gains])
+    if rows:
+        print_table("planted and found", [{k: v for k, v in r.items() if k != "figures"} for r in rows])
+    if given.only is None:
+        command = " ".join(["benchmarks/profile.py", *sys.argv[1:]])
+        goals = judge(rows, costs, gains)
+        kept = write_results("profile", name, [*rows, *costs, gains], goals, command, also=given.also)
+        print(f"kept in benchmarks/results/{kept.name}")
+
+
+def show(row: dict[str, Any]) -> None:
+    print(f"{row['script']}: {row['verdict']}; {row.get('figures', '')}", flush=True)
+    for text in row["wrong"]:
+        print(f"    {text}", flush=True)
+
+
+def _standard_profile() -> None:
+    """`import profile` (torch does, by way of cProfile) means the standard library's, not this file."""
+    path = os.path.join(sysconfig.get_path("stdlib"), "profile.py")
+    spec = importlib.util.spec_from_file_location("profile", path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["profile"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["profile"])
+
+
+if __name__ == "__main__":
+    main()
+elif __name__ == "profile":
+    _standard_profile()

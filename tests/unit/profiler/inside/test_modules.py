@@ -1,0 +1,296 @@
+"""Which modules are called, what they are named, and which of them nothing can change."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from frostline.profiler.inside import modules as code
+from frostline.profiler.inside.modules import Modules, Use
+
+
+@pytest.fixture(autouse=True)
+def only_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests' optimisers and compiled modules may still be around."""
+    monkeypatch.setattr(code, "_trained", set)
+    monkeypatch.setattr(code, "_compiled_in_place", list)
+
+
+def watched(step: Callable[[], Any], steps: int = 2) -> Modules:
+    found = Modules(lambda module: None)
+    found.begin()
+    for _ in range(steps):
+        step()
+        found.steps += 1
+    found.end()
+    return found
+
+
+def names(found: Modules) -> dict[str, Use]:
+    each = {use.name: use for use in found.called()}
+    assert len(each) == len(found.called()), "a name stands for two modules"
+    return each
+
+
+def frozen(found: Modules) -> dict[str, str]:
+    return {use.name: why for use, why in found.frozen()}
+
+
+def prefix(found: Modules, name: str) -> str:
+    held = names(found)[name].prefix
+    return "" if held is None else found.uses[id(held)].name
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b(self.a(x).relu())
+
+
+class Net(nn.Module):
+    def __init__(self, n: int = 12, fixed: int = 0) -> None:
+        super().__init__()
+        self.embed, self.blocks, self.head = (
+            nn.Linear(4, 4),
+            nn.ModuleList(Block() for _ in range(n)),
+            Block(),
+        )
+        for part in (self.embed, *self.blocks[:fixed]) if fixed else ():
+            part.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+X = torch.randn(3, 4)
+
+
+def test_calls_depth_rows_and_sizes() -> None:
+    net = Net(2)
+    found = names(watched(lambda: net(X)))
+    assert [*found] == [
+        "Net", "Net.embed", "Net.blocks.0", "Net.blocks.0.a", "Net.blocks.0.b", "Net.blocks.1",
+        "Net.blocks.1.a", "Net.blocks.1.b", "Net.head", "Net.head.a", "Net.head.b",
+    ]  # fmt: skip
+    assert [found[name].depth for name in ("Net", "Net.head", "Net.head.a")] == [0, 1, 2]
+    assert {use.calls for use in found.values()} == {2}
+    assert found["Net"].rows == {3: 2}
+    assert found["Net"].out_bytes == 16
+
+
+def test_outermost_calls_are_told_and_hooks_are_gone_afterwards() -> None:
+    told: list[nn.Module] = []
+    found, net = Modules(told.append), Net(1)
+    found.begin()
+    assert found.watching
+    net(X)
+    found.end()
+    net(X)
+    assert told == [net]
+    assert not found.watching
+
+
+def test_what_was_called_before_the_first_step_does_not_count() -> None:
+    check, net = nn.Linear(4, 4), nn.Linear(4, 4)
+    found = Modules(lambda module: None)
+    found.begin()
+    check(X)
+    net(X)
+    found.begin_counting()
+    net(X)
+    found.end()
+    assert [use.module for use in found.called()] == [net]
+
+
+def test_two_models_of_one_class_are_numbered_in_the_order_of_their_calls() -> None:
+    one, two = nn.Linear(4, 4), nn.Linear(4, 4)
+    found = names(watched(lambda: one(two(X))))
+    assert [found["Linear#1"].module, found["Linear#2"].module] == [two, one]
+
+
+def test_a_part_that_the_script_calls_by_itself_keeps_its_place() -> None:
+    net = Net(1)
+    found = names(watched(lambda: (net(X), net.head(X))))
+    assert found["Net.head"].depth == 0
+    assert found["Net.head"].calls == 4
+    assert "Block" not in found
+
+
+def test_parts_that_no_module_owns_have_names_of_their_own() -> None:
+    """Held in a plain list: they are in nobody's named_modules."""
+
+    class Loose(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = [Block(), Block()]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.parts[1](self.parts[0](x))
+
+    net = Loose()
+    assert len(names(watched(lambda: net(X)))) == 7
+
+
+def test_an_exception_in_a_forward_does_not_leave_its_parts_inside_of_it() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError
+
+    bad, good = nn.Sequential(Fails()), nn.Linear(4, 4)
+
+    def step() -> None:
+        with pytest.raises(ValueError):  # noqa: PT011 -- it has no text
+            bad(X)
+        good(X)
+
+    assert names(watched(step))["Linear"].depth == 0
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_module_has_its_own_name_and_says_so(backend: str) -> None:
+    torch._dynamo.reset()
+    net = Net(1)
+    compiled = torch.compile(net, backend=backend)
+    compiled(X)
+    found = watched(lambda: compiled(X).sum().backward())
+    (outer,) = [use for use in found.called() if use.depth == 0]
+    assert (outer.name, code.is_compiled(outer.module), outer.calls) == ("Net", True, 2)
+    told = {line["name"]: line for line in found.summary()}
+    assert (told["Net"]["kind"], told["Net"]["compiled"]) == ("Net", True)
+    assert all("_orig_mod" not in name for name in told)
+    torch._dynamo.reset()
+
+
+def test_a_module_compiled_in_place_is_found_though_its_hooks_do_not_run(monkeypatch: Any) -> None:
+    torch._dynamo.reset()
+    net = Net(1)
+    net.compile(backend="eager")
+    net(X)
+    monkeypatch.setattr(code, "_compiled_in_place", lambda: [net])
+    found = watched(lambda: net(X))
+    assert names(found)["Net"].module is net
+    assert [line["compiled"] for line in found.summary() if line["name"] == "Net"] == [True]
+    torch._dynamo.reset()
+
+
+def test_compiled_modules_are_found_by_looking_for_them(monkeypatch: Any) -> None:
+    monkeypatch.undo()
+    net, plain = nn.Linear(2, 2), nn.Linear(2, 2)
+    net.compile(backend="eager")
+    found = code._compiled_in_place()
+    assert any(m is net for m in found)
+    assert not any(m is plain for m in found)
+
+
+def test_a_trained_model_is_not_frozen_and_has_no_prefix() -> None:
+    net = Net(2)
+    found = watched(lambda: net(X))
+    assert (frozen(found), prefix(found, "Net")) == ({}, "")
+
+
+def test_a_model_without_trained_parameters_is_frozen_as_a_whole() -> None:
+    net = Net(2).requires_grad_(False)
+    assert frozen(watched(lambda: net(X))) == {"Net": "parameters"}
+
+
+def quietly(net: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return net(X)  # type: ignore[no-any-return]
+
+
+def test_a_model_that_runs_without_gradients_is_frozen() -> None:
+    net = Net(2)
+    assert frozen(watched(lambda: quietly(net))) == {"Net": "no_grad"}
+
+
+def test_one_that_an_optimiser_trains_is_not_frozen_where_it_runs_without_gradients(monkeypatch: Any) -> None:
+    """A GAN's generator makes pictures for the discriminator's step; a policy acts."""
+    monkeypatch.undo()
+    monkeypatch.setattr(code, "_compiled_in_place", list)
+    net, other = Net(1), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    assert frozen(watched(lambda: (quietly(net), quietly(other)))) == {"Linear": "no_grad"}
+    del optimizer
+
+
+def test_one_that_is_called_with_gradients_now_and_then_is_not_frozen() -> None:
+    net = Net(1)
+    assert frozen(watched(lambda: (quietly(net), net(X)))) == {}
+
+
+def test_what_has_no_parameters_is_not_frozen() -> None:
+    net = nn.Sequential(nn.ReLU(), nn.Dropout())
+    assert frozen(watched(lambda: quietly(net))) == {}
+
+
+def test_twelve_blocks_of_which_six_are_frozen_end_with_the_sixth() -> None:
+    net = Net(12, fixed=6)
+    found = watched(lambda: net(X))
+    assert prefix(found, "Net") == "Net.blocks.5"
+    assert frozen(found) == {}, "its parts are told with the prefix"
+    told = next(line for line in found.summary() if line["name"] == "Net")
+    assert (told["prefix"], told["parameters"] - told["trainable"]) == ("Net.blocks.5", 20 + 6 * 40)
+
+
+def test_a_frozen_encoder_before_a_head_is_no_prefix_but_frozen() -> None:
+    net = nn.ModuleDict({"encoder": Net(3).requires_grad_(False), "head": nn.Linear(4, 2)})
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = net
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.parts["head"](self.parts["encoder"](x))  # type: ignore[no-any-return]
+
+    both = Both()
+    found = watched(lambda: both(X))
+    assert prefix(found, "Both") == ""
+    assert frozen(found) == {"Both.parts.encoder": "parameters"}
+
+
+def test_what_is_frozen_after_something_trained_is_no_prefix() -> None:
+    net = Net(4)
+    net.blocks[2].requires_grad_(False)
+    found = watched(lambda: net(X))
+    assert prefix(found, "Net") == ""
+    assert frozen(found) == {"Net.blocks.2": "parameters"}
+
+
+def test_the_prefix_follows_the_order_of_calls_not_of_names() -> None:
+    class Turned(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            for block in reversed(self.blocks):
+                x = block(x)
+            return self.head(x)
+
+    net = Turned(4)
+    net.blocks[2:].requires_grad_(False)
+    assert prefix(watched(lambda: net(X)), "Turned") == "Turned.blocks.2"
+
+
+def test_the_prefixs_end_is_among_what_pass_b_tells_apart() -> None:
+    net = Net(12, fixed=6)
+    found = watched(lambda: net(X))
+    assert any(use.module is net.blocks[5] for use in found.worth())
+
+
+def test_looking_leaves_results_and_random_numbers_alone() -> None:
+    net = nn.Sequential(Net(2), nn.Dropout(0.5))
+    other, state = copy.deepcopy(net), torch.get_rng_state()
+    plain = other(X)
+    torch.set_rng_state(state)
+    given: list[Tensor] = []
+    watched(lambda: given.append(net(X)), steps=1)
+    assert torch.equal(given[0], plain)

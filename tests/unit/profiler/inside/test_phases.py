@@ -1,0 +1,86 @@
+"""Which steps are watched how."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.profiler.inside.phases import PHASES, plan, steady, total
+
+Steps = st.integers(6, 400)
+Seconds = st.floats(1e-4, 5.0)
+TURNS = ("A", "B", "bare")
+
+
+@given(Steps, Seconds, st.booleans())
+def test_passes_take_turns_and_come_equally_often(steps: int, step_s: float, cuda: bool) -> None:
+    blocks = [b for b in plan(steps, step_s, cuda=cuda, replay=False, trace=False) if b.phase in TURNS]
+    counts = Counter(block.phase for block in blocks)
+    assert len({*counts.values()}) == 1
+    assert counts["A"] >= 2  # with one round the cost of profiling cannot be told
+    rounds = [{b.phase for b in blocks[i : i + 3]} for i in range(0, len(blocks), 3)]
+    assert all(phases == {*TURNS} for phases in rounds)
+    assert len({b.steps for b in blocks}) == 1
+
+
+@given(st.integers(30, 400), Seconds)
+def test_no_pass_always_follows_the_same(steps: int, step_s: float) -> None:
+    """What a pass leaves behind (a warm cache, a drained queue) would be the next one's every time."""
+    found = plan(max(steps, 30), step_s, cuda=False, replay=False, trace=False)
+    phases = [b.phase for b in found if b.phase in TURNS]
+    assert {a for a, b in pairwise(phases) if b == "A"} == {"B", "bare"}
+
+
+@given(Steps, Seconds, st.booleans(), st.booleans())
+def test_what_counts_comes_first_and_looking_last(
+    steps: int, step_s: float, replay: bool, trace: bool
+) -> None:
+    blocks = plan(steps, step_s, cuda=True, replay=replay, trace=trace)
+    phases = [key for key, _ in groupby(b.phase for b in blocks)]
+    last = max(i for i, phase in enumerate(phases) if phase in TURNS)
+    assert not {*phases[: last + 1]} - {*TURNS}
+    assert phases[-1] == "look"
+    assert ("replay" in phases, "half" in phases, "trace" in phases) == (replay, replay, trace)
+    assert {*phases} <= {*PHASES}
+
+
+@given(st.integers(30, 400), st.floats(0.05, 5.0))
+def test_about_as_many_steps_are_measured_as_were_asked_for(steps: int, step_s: float) -> None:
+    """Quick steps are measured more often: a clock needs some time."""
+    blocks = plan(steps, step_s, cuda=False, replay=False, trace=False)
+    assert abs(sum(b.steps for b in blocks if b.phase in TURNS) - steps) <= 6
+
+
+@given(Seconds)
+def test_blocks_of_quick_steps_are_longer_but_not_without_end(step_s: float) -> None:
+    sizes = {b.steps for b in plan(12, step_s, cuda=False, replay=False, trace=False) if b.phase in TURNS}
+    (size,) = sizes
+    assert size <= 16
+    assert size == 16 or size * step_s >= 0.03 or size == round(0.04 / step_s)
+
+
+def test_all_steps_are_counted_also_those_that_settle() -> None:
+    blocks = plan(12, 0.05, cuda=True, replay=True, trace=True)
+    assert total(blocks) == sum(b.steps for b in blocks) + sum(b.settle for b in blocks)
+    assert all(b.settle for b in blocks if b.phase in (*TURNS, "replay", "half"))
+
+
+@pytest.mark.parametrize(
+    ("times", "is_steady"),
+    [
+        ([1.0] * 9, False),
+        ([1.0] * 10, True),
+        ([50.0, 20.0, *[1.0] * 10], True),
+        ([1.0] * 5 + [1.0, 1.0, 9.0, 9.0, 1.0], True),
+        ([1.0] * 5 + [1.2] * 5, False),
+        ([1.2] * 5 + [1.0] * 5, False),
+        ([], False),
+    ],
+)
+def test_steady_is_when_the_median_stays(times: list[float], is_steady: bool) -> None:
+    """A single slow step does not matter, a slow half does."""
+    assert steady(times) == is_steady

@@ -1,0 +1,131 @@
+"""Where steps end: after the last optimiser of a cycle, or where an outermost call recurs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from frostline.profiler.inside import starts as module
+from frostline.profiler.inside.starts import Starts
+
+
+class Agent:
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+
+    def boundary(self, name: str) -> None:
+        self.ends.append(name)
+
+
+def sgd() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1)
+
+
+def ended(starts: Starts, *optimizers: Any) -> list[bool]:
+    return [starts.is_last(optimizer) for optimizer in optimizers]
+
+
+def test_one_optimiser_ends_every_step_but_the_first() -> None:
+    one = sgd()
+    assert ended(Starts(None), one, one, one) == [False, True, True]
+
+
+def test_of_three_in_a_cycle_the_last_ends_the_step() -> None:
+    a, b, c = sgd(), sgd(), sgd()
+    assert ended(Starts(None), a, b, c, a, b, c, a, b, c) == [False] * 5 + [True, False, False, True]
+
+
+def test_a_discriminator_that_steps_twice_ends_as_many_steps_as_it_is_last_in() -> None:
+    """A cycle counts once whichever of its optimisers ends it: D D G has one end a cycle, or two."""
+    starts, d, g = Starts(None), sgd(), sgd()
+    ended(starts, d, d, g)
+    assert sum(ended(starts, *[d, d, g] * 4)) in (4, 8)
+
+
+def test_an_optimiser_that_is_left_out_now_and_then_does_not_matter() -> None:
+    """A loss scaler skips G's step where gradients overflow."""
+    starts, d, g = Starts(None), sgd(), sgd()
+    ended(starts, d, g, d, g)
+    assert ended(starts, d, d, g) == [False, False, True]
+    assert not starts.changed
+
+
+def test_one_that_died_is_forgotten_also_where_the_next_one_lies_in_its_place() -> None:
+    """Each stage of a training makes its own optimiser, often where the last one lay."""
+    starts, one = Starts(None), sgd()
+    assert ended(starts, one, one) == [False, True]
+    del one
+    two = sgd()
+    assert ended(starts, two) == [False]
+    assert starts.changed
+    starts.changed = False
+    assert ended(starts, two, two) == [True, True]
+    assert not starts.changed
+
+
+def test_one_that_is_still_there_but_steps_no_more_is_forgotten() -> None:
+    starts, warm, main = Starts(None), sgd(), sgd()
+    ended(starts, warm, warm)
+    found = ended(starts, *[main] * (module._AGAIN + 3))
+    assert found[-1]
+    assert starts.changed
+
+
+def call(starts: Starts, *modules: nn.Module, times: int) -> None:
+    """As hooks on all modules would tell it, and then calls them."""
+    for _ in range(times):
+        for each in modules:
+            starts.called(each)
+            each(torch.ones(1, 2))
+
+
+def no_optimizer(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "alive", lambda kind: [])
+
+
+def test_in_a_loop_of_calls_each_call_ends_a_step(monkeypatch: Any) -> None:
+    no_optimizer(monkeypatch)
+    agent, model = Agent(), nn.Linear(2, 2)
+    starts = Starts(agent)
+    call(starts, model, times=module._CALLS)
+    assert starts.by_calls
+    assert starts.module is model
+    agent.ends.clear()
+    call(starts, model, times=3)
+    assert agent.ends == ["call of Linear"] * 3
+    starts.remove()
+    call(starts, model, times=3)
+    assert len(agent.ends) == 3
+
+
+def test_of_two_models_the_one_that_is_called_once_a_step(monkeypatch: Any) -> None:
+    """A vision tower once, a language model for every token."""
+    no_optimizer(monkeypatch)
+    agent, tower, language = Agent(), nn.Linear(2, 2), nn.Identity()
+    starts = Starts(agent)
+    call(starts, tower, *[language] * 5, times=module._CALLS // 6)
+    assert starts.module is tower
+
+
+def test_with_an_optimiser_around_calls_are_not_counted_as_steps() -> None:
+    agent, model = Agent(), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    starts = Starts(agent)
+    call(starts, model, times=2 * module._CALLS)
+    assert not starts.by_calls
+    assert agent.ends == []
+    del optimizer
+
+
+def test_an_optimiser_that_steps_after_all_ends_the_counting_of_calls(monkeypatch: Any) -> None:
+    no_optimizer(monkeypatch)
+    agent, model = Agent(), nn.Linear(2, 2)
+    starts = Starts(agent)
+    call(starts, model, times=module._CALLS)
+    agent.ends.clear()
+    starts.forget_calls()
+    starts.is_last(sgd())
+    call(starts, model, times=2 * module._CALLS)
+    assert (starts.by_calls, starts.module, agent.ends) == (False, None, [])

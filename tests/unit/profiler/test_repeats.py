@@ -1,0 +1,161 @@
+"""What is counted as done again, and when storing it would pay."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.profiler import repeats
+from frostline.profiler.rows import Spans
+from frostline.results import Repeat
+
+FAST = (1e9, 2e9)
+"""Bytes a second, written and read."""
+
+
+@pytest.fixture(autouse=True)
+def disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats, "_disk", lambda out: FAST)
+
+
+def module(name: str = "Net", **given: Any) -> dict[str, Any]:
+    return {"name": name, "prefix": "", "frozen": "parameters", "calls": 2, "steps": 2, "out_bytes": 4e6,
+            **given}  # fmt: skip
+
+
+def held(name: str = "Net", **given: Any) -> dict[str, Any]:
+    return {"name": name, "calls": 10, "looked": 10, "rows": 80, "repeats": 60, "moved": False, **given}
+
+
+def raw(**given: Any) -> dict[str, Any]:
+    """Two steps of pass B of 1 s, one batch each; Net takes 0.4 of it, its part `stem` ends after 0.1."""
+
+    def lines(step: int) -> list[list[Any]]:
+        return [
+            ["forward", "Net", -1, step, step + 0.0, step + 0.4, 0, 0, 0],
+            ["forward", "Net.stem", 2 * step, step, step + 0.05, step + 0.1, 0, 0, 0],
+        ]  # fmt: skip
+
+    block = {"phase": "B", "start": 0, "end": 2, "times": [1.0, 1.0], "fresh": [0, 0], "batches": [1, 1]}
+    found = {"spans": [*lines(0), *lines(1)], "bounds": [[1.0, 0.0], [2.0, 0.0]], "cuda": False}
+    loader = {"dataset": "D", "samples": 64, "batches": 8, "calls": 9, "items": 0, "repeats": 0}
+    return {"blocks": [block], "spans": [found], "modules": [module()], "inputs": [held()],
+            "loaders": [loader], **given}  # fmt: skip
+
+
+def all_of(found: dict[str, Any], *prepared: dict[str, Any]) -> tuple[Repeat, ...]:
+    return repeats.repeats(found, Spans(found), prepared, Path("/nowhere"))
+
+
+def line(*decodes: tuple[str, str, float]) -> dict[str, Any]:
+    return {"dataset": "D", "decodes": [[what, key, 0.0, seconds] for what, key, seconds in decodes]}
+
+
+def test_a_modules_repeats_cost_their_share_of_its_time() -> None:
+    (found,) = all_of(raw())
+    assert (found.what, found.seen, found.repeats, found.exact, found.note) == (
+        "module Net",
+        80,
+        60,
+        True,
+        "",
+    )
+    assert found.share == 0.75
+    assert found.ms == pytest.approx(0.75 * 400)
+
+
+def test_a_sample_says_that_it_is_one() -> None:
+    (found,) = all_of(raw(inputs=[held(looked=3, rows=24, repeats=12)]))
+    assert not found.exact
+    assert "3 of 10" in found.note
+
+
+@pytest.mark.parametrize("given", [{"moved": True}, {"rows": 0, "looked": 0}, {"name": "Gone"}])
+def test_what_changed_was_never_seen_or_is_unknown_is_not_told(given: dict[str, Any]) -> None:
+    assert all_of(raw(inputs=[held(**given)])) == ()
+
+
+def test_a_prefix_costs_from_the_beginning_to_its_end() -> None:
+    modules = [module(frozen="", prefix="Net.stem"), module("Net.stem", out_bytes=8e6)]
+    (found,) = all_of(raw(modules=modules))
+    assert found.what == "module Net.stem"
+    assert found.ms == pytest.approx(0.75 * 100)
+
+
+def test_storing_pays_when_reading_is_quicker_than_computing() -> None:
+    """8 rows a step of 400 ms: 50 ms to compute one, 4 to write its 4 MB, 2 to read them."""
+    (found,) = all_of(raw())
+    assert found.epochs == pytest.approx((50 + 4) / (50 - 2))
+
+
+def test_storing_never_pays_when_reading_is_slower() -> None:
+    (found,) = all_of(raw(modules=[module(out_bytes=50e-3 * FAST[1])]))
+    assert found.epochs is None
+
+
+@given(size=st.floats(1e3, 2e8))
+def test_so_many_epochs_are_where_both_take_the_same(size: float) -> None:
+    (found,) = all_of(raw(modules=[module(out_bytes=size)]))
+    compute, write, read = 0.05, size / FAST[0], size / FAST[1]
+    if found.epochs is None:
+        assert read >= compute
+    else:
+        assert found.epochs * compute == pytest.approx(compute + write + found.epochs * read)
+
+
+@pytest.mark.parametrize("given", [{"loaders": []}, {"modules": [module(out_bytes=0)]}, {"spans": []}])
+def test_without_a_length_a_size_or_a_time_the_epochs_are_unknown(given: dict[str, Any]) -> None:
+    assert [found.epochs for found in all_of(raw(**given))] == [None]
+
+
+def test_files_are_counted_over_all_workers() -> None:
+    """Each worker sees a file once; together they decode it three times."""
+    keys = [f"file{i}" for i in range(5)]
+    lines = [line(*(("PIL", key, 0.1) for key in random.sample(keys, 5))) for _ in range(3)]
+    (found,) = all_of(raw(inputs=[]), *lines)
+    assert (found.what, found.seen, found.repeats, found.exact) == ("decode PIL", 15, 10, True)
+    assert found.ms == pytest.approx(1000 * 10 * 0.1 / 3)  # three batches were prepared, a step has one
+
+
+@given(st.lists(st.lists(st.sampled_from("abcdefg"), max_size=6), min_size=1, max_size=6))
+def test_repeats_are_all_but_the_first(batches: list[list[str]]) -> None:
+    found = all_of(raw(inputs=[]), *(line(*(("cv2", key, 0.1) for key in batch)) for batch in batches))
+    keys = Counter(key for batch in batches for key in batch)
+    assert sum(f.repeats for f in found) == sum(keys.values()) - len(keys)
+
+
+def test_a_decode_whose_input_is_unknown_is_told_and_never_a_repeat() -> None:
+    (found,) = all_of(raw(inputs=[]), line(("av", "", 1.0), ("av", "", 1.0), ("av", "a", 1.0)))
+    assert (found.seen, found.repeats, found.exact) == (1, 0, False)
+    assert "2 more" in found.note
+
+
+def test_the_same_file_by_two_decoders_is_no_repeat() -> None:
+    found = all_of(raw(inputs=[]), line(("av", "a", 1.0), ("cv2", "a", 1.0)))
+    assert [f.repeats for f in found] == [0, 0]
+
+
+def test_items_are_told_without_a_time() -> None:
+    loader = {"dataset": "D", "samples": 64, "batches": 8, "calls": 9, "items": 70, "repeats": 6}
+    (found,) = all_of(raw(inputs=[], loaders=[loader]))
+    assert (found.what, found.seen, found.repeats, found.ms) == ("items of D", 70, 6, None)
+    assert "64" in found.note
+
+
+def test_the_dearest_come_first() -> None:
+    modules, inputs = [module(), module("Net.stem")], [held("Net.stem"), held()]
+    found = all_of(raw(modules=modules, inputs=inputs), line(("av", "a", 0.2), ("av", "a", 0.2)))
+    assert [f.what for f in found] == ["module Net", "decode av", "module Net.stem"]
+
+
+def test_the_disk_is_tried_where_the_profile_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(repeats, "_TRIED_BYTES", 1 << 20)
+    assert all(rate > 0 for rate in repeats._disk(tmp_path))
+    assert not [*tmp_path.iterdir()]

@@ -1,0 +1,189 @@
+"""Step times out of blocks that are made up here: what counts, what is left out, what is paired with what."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.profiler import steps
+from frostline.results import Steps
+
+
+def block(phase: str, *times: float, **more: Any) -> dict[str, Any]:
+    """Steps of these seconds, end to end; a batch of 8 each."""
+    n = len(times)
+    return {
+        "phase": phase, "start": 10.0, "end": 10.0 + sum(times), "times": [*times], "waits": [0.0] * n,
+        "rows": [8] * n, "batches": [1] * n, "fresh": [0] * n, "before": {"faults": 0, "retries": 0},
+        "after": {"faults": 0, "retries": 0}, **more,
+    }  # fmt: skip
+
+
+def loader(batches: int | None, calls: int, **more: Any) -> dict[str, Any]:
+    return {"dataset": "D", "batches": batches, "calls": calls, "wait_s": 0.0, **more}
+
+
+def raw(*blocks: dict[str, Any], loaders: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    return {"blocks": [*blocks], "loaders": [*loaders]}
+
+
+def test_a_step_is_all_blocks_time_over_all_blocks_steps() -> None:
+    found = steps.timed(raw(block("A", 1.0, 3.0), block("B", 9.0, 9.0), block("A", 2.0, 2.0)), "A")
+    assert found is not None
+    assert found.ms == pytest.approx(2000)
+    assert found.count == 4
+    assert found.times == (1000, 3000, 2000, 2000)
+
+
+def test_the_sync_at_a_blocks_end_counts_and_widens_nothing() -> None:
+    """On a GPU single steps end when they are launched; only the block's end is waited for."""
+    found = steps.timed(raw(block("A", 1.0, 1.0, end=10.0 + 4.0)), "A")
+    assert found is not None
+    assert (found.ms, found.low, found.high) == pytest.approx((2000, 2000, 2000))
+
+
+def test_a_block_that_was_cut_short_is_not_a_time() -> None:
+    cut = block("A", 1.0)
+    del cut["end"]
+    assert steps.timed(raw(cut), "A") is None
+    assert steps.timed(raw(cut, block("A", 3.0)), "A").ms == pytest.approx(3000)  # type: ignore[union-attr]
+
+
+def test_steps_between_epochs_are_left_out_and_told() -> None:
+    """An evaluation of 7 s stands in the second step, in which the loader began anew."""
+    found = raw(block("A", 1.0, 8.0, 1.0, fresh=[0, 1, 0]), block("B", 1.0, 1.0, 1.0))
+    wall = steps.timed(found, "A")
+    assert wall is not None
+    assert (wall.ms, wall.count) == (pytest.approx(1000), 2)
+    assert steps.between(found) == pytest.approx([7.0])
+
+
+def test_a_slow_step_within_an_epoch_counts() -> None:
+    found = raw(block("A", 1.0, 8.0, 1.0))
+    assert steps.timed(found, "A").ms == pytest.approx(10_000 / 3)  # type: ignore[union-attr]
+    assert steps.between(found) == []
+
+
+def test_a_new_epoch_that_costs_nothing_counts() -> None:
+    found = raw(block("A", 1.0, 1.5, 1.0, fresh=[0, 1, 0]))
+    assert steps.timed(found, "A").count == 3  # type: ignore[union-attr]
+    assert steps.between(found) == []
+
+
+def test_a_step_under_the_dispatch_mode_is_no_pause_between_epochs() -> None:
+    """Looking makes a step slow, whether or not an epoch begins in it."""
+    found = raw(block("A", 1.0, 1.0), block("B", 1.0, 1.0), block("look", 9.0, 9.0, fresh=[1, 0]))
+    assert steps.between(found) == []
+
+
+@given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=40))
+def test_an_interval_lies_within_the_values(values: list[float]) -> None:
+    low, high = steps.interval(values)
+    assert min(values) * (1 - 1e-9) <= low <= high <= max(values) * (1 + 1e-9)
+
+
+def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    """95 % of them for many values; 30 drawn ones make that a little less."""
+    rng = random.Random(11)
+    hits = 0
+    for _ in range(100):
+        low, high = steps.interval([rng.gauss(5, 1) for _ in range(30)])
+        hits += low <= 5 <= high
+    assert 85 <= hits <= 100
+
+
+def test_the_same_values_give_the_same_interval() -> None:
+    values = [random.random() for _ in range(20)]
+    assert steps.interval(values) == steps.interval(values)
+
+
+def test_cost_is_paired_by_rounds() -> None:
+    """The machine slows down by ten between the rounds; what the profiler takes is 2 % in each."""
+    found = steps.cost(
+        raw(
+            block("A", 1.02, 1.02), block("bare", 1.0, 1.0), block("bare", 10.0, 10.0),
+            block("A", 10.2, 10.2), block("A", 5.1, 5.1), block("bare", 5.0, 5.0),
+        )
+    )  # fmt: skip
+    assert found is not None
+    assert (found.share, found.low, found.high) == pytest.approx((0.02, 0.02, 0.02))
+
+
+def test_a_round_that_an_epochs_end_took_away_does_not_shift_the_pairs() -> None:
+    found = steps.cost(
+        raw(
+            block("A", 40.0, fresh=[1]), block("bare", 1.0), block("A", 2.04), block("bare", 2.0),
+            block("A", 4.08), block("bare", 4.0), block("A", 1.02), block("bare", 1.0),
+        )
+    )  # fmt: skip
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((0.02, 0.02))
+
+
+def test_one_round_tells_no_cost() -> None:
+    assert steps.cost(raw(block("A", 1.0), block("bare", 1.0))) is None
+
+
+def test_an_epoch_is_the_loaders_length_in_steps() -> None:
+    found = raw(block("A", 0.5, 0.5), loaders=(loader(200, 100),))
+    got = steps.epoch(found, Steps(500, 400, 600, 2))
+    assert got is not None
+    assert (got.steps, got.seconds, got.low, got.high) == pytest.approx((200, 100, 80, 120))
+
+
+def test_an_epoch_has_fewer_steps_where_gradients_are_accumulated() -> None:
+    found = raw(block("A", 0.5, 0.5, batches=[4, 4]), loaders=(loader(200, 100),))
+    got = steps.epoch(found, Steps(500, 500, 500, 2))
+    assert got is not None
+    assert (got.steps, got.seconds) == pytest.approx((50, 25))
+
+
+def test_what_stands_between_epochs_is_added_once() -> None:
+    found = raw(block("A", 1.0, 1.0, 1.0, 8.0, fresh=[0, 0, 0, 1]), loaders=(loader(10, 4),))
+    got = steps.epoch(found, Steps(1000, 1000, 1000, 3))
+    assert got is not None
+    assert (got.seconds, got.between_s) == pytest.approx((17, 7))
+
+
+def test_a_step_that_takes_from_two_loaders_does_not_halve_the_epoch() -> None:
+    """Labelled and unlabelled batches, one of each a step: the labelled ones last for 100 steps."""
+    found = raw(block("A", 1.0, 1.0, batches=[2, 2]), loaders=(loader(100, 51), loader(400, 50)))
+    got = steps.epoch(found, Steps(1000, 1000, 1000, 2))
+    assert got is not None
+    assert got.steps == pytest.approx(100, rel=0.02)
+
+
+@pytest.mark.parametrize("loaders", [(), (loader(None, 10),), (loader(10, 0),)])
+def test_no_epoch_without_a_loader_that_knows_its_length(loaders: tuple[dict[str, Any], ...]) -> None:
+    assert steps.epoch(raw(block("A", 1.0), loaders=loaders), Steps(1, 1, 1, 1)) is None
+
+
+def test_waits_and_rows_are_of_whole_steps_of_pass_a() -> None:
+    found = raw(
+        block("A", 1.0, 9.0, waits=[0.25, 5.0], rows=[8, 16], fresh=[0, 1]), block("B", 1.0, waits=[9.0])
+    )
+    assert steps.a_step(found, "waits") == pytest.approx(0.25)
+    assert steps.a_step(found, "rows") == 8
+    assert steps.a_step(found, "rows", ("replay",)) is None
+
+
+def test_counters_are_of_pass_a_alone() -> None:
+    more: dict[str, Any] = {"before": {"faults": 5}, "after": {"faults": 11}}
+    found = raw(block("A", 1.0, 1.0, **more), block("B", 1.0, **more), block("A", 1.0))
+    found["blocks"][2] |= {"before": {"faults": 11}, "after": {"faults": 11}}
+    assert steps.grown(found, "faults") == pytest.approx(2)
+
+
+def test_nothing_gives_nothing() -> None:
+    nothing = raw()
+    assert steps.usual(nothing) == 0
+    assert steps.timed(nothing, "A") is None
+    assert steps.trial(nothing, "replay", "replayed", "") is None
+    assert steps.cost(nothing) is None
+    assert steps.grown(nothing, "faults") == 0
+    assert steps.a_step(nothing, "waits") is None
+    assert steps.main_loader(nothing) is None

@@ -1,0 +1,287 @@
+"""Verdicts and remedies from what is made up to be seen: one cause at a time, then two, then too little."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.profiler.verdict import FEWEST, Seen, bound, remedies, verdict
+from frostline.results import (
+    Copies,
+    Idle,
+    Loader,
+    Machine,
+    ModuleUse,
+    Remedy,
+    Row,
+    Steps,
+    Sync,
+    Trial,
+)
+
+CPU = Machine("cpu", 8, "2", "3", busy=0.98)
+GPU = Machine("NVIDIA H200", 8, "2", "3", busy=0.95)
+
+
+def rows(**parts: float) -> tuple[Row, ...]:
+    whole = sum(parts.values())
+    return tuple(Row(kind, kind, took, took / whole) for kind, took in parts.items())
+
+
+def seen(**given: Any) -> Seen:
+    """A healthy script of 100 ms a step, on the CPU, that computes; but for what is given."""
+    healthy: dict[str, Any] = {
+        "wall": Steps(100, 99, 101, 16), "machine": CPU, "wait_ms": 0.5,
+        "rows": rows(forward=40, backward=50, optimizer=8, other=2),
+    }  # fmt: skip
+    return Seen(**(healthy | given))
+
+
+def on_gpu(busy: float = 0.95, **given: Any) -> Seen:
+    return seen(machine=replace(GPU, busy=busy), **given)
+
+
+def idle(**causes: float) -> tuple[Idle, ...]:
+    return tuple(Idle(cause, took, took / 100) for cause, took in causes.items())
+
+
+def trials(**times: float) -> dict[str, Trial]:
+    return {name: Trial(name, took, took, took) for name, took in times.items()}
+
+
+def bounds(found: Seen) -> dict[str, float]:
+    return {remedy.name: remedy.bound for remedy in remedies(found)}
+
+
+def only(found: Seen) -> Remedy:
+    (remedy,) = remedies(found)
+    return remedy
+
+
+def module(name: str, **given: Any) -> ModuleUse:
+    return ModuleUse(**({"name": name, "kind": "Net", "calls": 1, "ms": 40, "rows": (8,)} | given))
+
+
+def loader(**given: Any) -> Loader:
+    return Loader(**({"name": "the loader of D", "workers": 2, "batch_size": 8, "batches": 9, "calls": 1.0,
+                      "wait_ms": 60.0} | given))  # fmt: skip
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+def test_a_healthy_script_computes_and_needs_nothing(device: Machine) -> None:
+    found = seen(machine=device, trials=trials(replayed=99.5, half=52))
+    assert verdict(found).kind == "compute-bound"
+    assert remedies(found) == ()
+
+
+@pytest.mark.parametrize("wall", [None, Steps(100, 99, 101, FEWEST - 1)])
+def test_too_few_steps_are_no_verdict(wall: Steps | None) -> None:
+    """Not even where everything else speaks for one."""
+    found = seen(wall=wall, wait_ms=90, faults=1000, trials=trials(replayed=10))
+    assert verdict(found).kind == "unclear"
+    assert str(wall.count if wall else 0) in verdict(found).text
+
+
+def test_no_rows_are_no_verdict() -> None:
+    """The script ended after pass A."""
+    assert verdict(seen(rows=(), wait_ms=90)).kind == "unclear"
+
+
+def test_enough_steps_are_a_verdict() -> None:
+    assert verdict(seen(wall=Steps(100, 99, 101, FEWEST))).kind == "compute-bound"
+
+
+@pytest.mark.parametrize("device", [CPU, replace(GPU, busy=0.4)], ids=["cpu", "gpu"])
+def test_what_a_replayed_batch_saves_is_the_loaders(device: Machine) -> None:
+    """The bound comes from the trial, not from the wait: 60 ms of it were hidden behind other work."""
+    found = seen(machine=device, wait_ms=90, trials=trials(replayed=70, half=40), loaders=[loader()])
+    assert verdict(found).kind == "input-bound"
+    assert only(found).bound == pytest.approx(100 / 70)
+
+
+def test_a_trial_is_compared_with_real_data_of_the_same_rounds() -> None:
+    """The machine slowed down to half its pace after pass A: 140 of 200 ms are left, not 140 of 100."""
+    found = seen(wait_ms=30, trials=trials(real=200, replayed=140))
+    assert verdict(found).kind == "input-bound"
+    assert only(found).bound == pytest.approx(200 / 140)
+
+
+def test_without_a_trial_the_wait_itself_is_the_loaders() -> None:
+    assert only(seen(wait_ms=60)).bound == pytest.approx(2.5)
+
+
+def test_a_faster_replay_without_any_wait_is_not_the_loaders() -> None:
+    """Workers that share the step's cores slow it down too, but a faster loader is no remedy for that."""
+    found = seen(wait_ms=1, trials=trials(replayed=60, half=30))
+    assert (verdict(found).kind, remedies(found)) == ("compute-bound", ())
+
+
+def test_on_a_gpu_a_wait_that_the_device_did_not_notice_is_none() -> None:
+    found = on_gpu(wait_ms=60, idle=idle(data=1, launch=2))
+    assert verdict(found).kind == "compute-bound"
+    assert "an infinitely fast loader" not in bounds(found)
+
+
+@pytest.mark.parametrize(
+    ("cause", "given"),
+    [
+        ("transfer", {"exposed_copy_ms": 25, "idle": idle(copy=15)}),
+        ("sync", {"idle": idle(sync=40)}),
+        ("launch", {"idle": idle(launch=30, optimizer=10)}),
+    ],
+)
+def test_what_the_device_waits_for_is_the_verdict_and_its_bound(cause: str, given: dict[str, Any]) -> None:
+    found = on_gpu(0.6, **given)
+    assert verdict(found).kind == f"{cause}-bound"
+    assert only(found).bound == pytest.approx(100 / 60)
+
+
+def test_pageable_copies_are_to_be_pinned_and_waits_are_told_with_their_place() -> None:
+    copies = [Copies("pageable", 1, 1e6, 20, True)]
+    assert "pin_memory" in only(on_gpu(0.6, exposed_copy_ms=40, copies=copies)).what
+    assert "pin_memory" not in only(on_gpu(0.6, exposed_copy_ms=40)).what
+    assert "train.py:7" in only(on_gpu(0.6, idle=idle(sync=40), syncs=[Sync("train.py:7", "", 1, 3)])).what
+
+
+def test_two_causes_are_mixed_and_both_are_told() -> None:
+    found = verdict(on_gpu(0.4, exposed_copy_ms=30, idle=idle(sync=28)))
+    assert found.kind == "mixed"
+    assert "copies" in found.text
+    assert "waits" in found.text
+
+
+def test_one_cause_twice_as_large_as_the_next_is_the_verdict() -> None:
+    assert verdict(on_gpu(0.3, exposed_copy_ms=45, idle=idle(sync=21))).kind == "transfer-bound"
+
+
+def test_neither_computing_nor_any_known_cause_is_mixed() -> None:
+    found = verdict(seen(machine=replace(CPU, busy=0.2), rows=rows(forward=20, other=80)))
+    assert found.kind == "mixed"
+    assert "80%" in found.text
+
+
+@pytest.mark.parametrize("given", [{"faults": 30}, {"retries": 0.5}])
+def test_memory_that_is_short_comes_first(given: dict[str, float]) -> None:
+    found = seen(wait_ms=60, trials=trials(replayed=40), **given)
+    assert verdict(found).kind == "memory-thrashing"
+
+
+def test_a_few_faults_are_none() -> None:
+    assert verdict(seen(faults=3, retries=0.01)).kind == "compute-bound"
+
+
+@pytest.mark.parametrize(
+    ("operators", "kind"), [(10_000, "launch-bound"), (100, "compute-bound"), (0, "compute-bound")]
+)
+def test_on_the_cpu_half_a_batch_says_something_where_operators_are_small(operators: int, kind: str) -> None:
+    """An optimiser of many weights does not care for the batch either, but it computes."""
+    assert verdict(seen(trials=trials(replayed=100, half=97), operators=operators)).kind == kind
+
+
+@pytest.mark.parametrize(("busy", "kind"), [(0.5, "launch-bound"), (0.9, "compute-bound")])
+def test_on_a_gpu_half_a_batch_says_something_where_the_device_idles(busy: float, kind: str) -> None:
+    assert verdict(on_gpu(busy, trials=trials(replayed=100, half=97))).kind == kind
+
+
+def test_small_operators_alone_are_not_launch_bound() -> None:
+    assert verdict(seen(trials=trials(replayed=100, half=55), operators=10_000)).kind == "compute-bound"
+
+
+def test_the_loader_comes_before_launches() -> None:
+    found = seen(wait_ms=60, trials=trials(replayed=40, half=39), operators=10_000)
+    assert verdict(found).kind == "input-bound"
+
+
+# --- remedies -----------------------------------------------------------------------------------------
+
+
+@given(st.floats(0.001, 1e6), st.floats(0, 2))
+def test_a_bound_is_infinite_only_where_nothing_is_left(step: float, share: float) -> None:
+    found = bound(step, share * step)
+    assert math.isinf(found) == (share * step >= step)
+    assert found >= 1
+
+
+def test_a_modules_share_is_of_the_pass_that_measured_it() -> None:
+    """Pass B's steps took 120 ms, pass A's 100: of 110 ms in a module, 10 of 120 are left, not nothing."""
+    parts = [module("Net", ms=110, frozen="parameters")]
+    found = only(seen(modules=parts, rows=rows(forward=110, other=10)))
+    assert found.bound == pytest.approx(120 / 10)
+
+
+def test_remedies_that_give_little_are_not_told() -> None:
+    assert bounds(on_gpu(idle=idle(sync=2.8))) == {}
+    assert bounds(on_gpu(idle=idle(sync=3.2))) == {"no waiting for the device": pytest.approx(100 / 96.8)}
+
+
+def test_the_largest_remedy_comes_first() -> None:
+    causes = {name: random.uniform(5, 30) for name in ("copy", "sync", "launch")}
+    found = [remedy.bound for remedy in remedies(on_gpu(idle=idle(**causes)))]
+    assert len(found) == 3
+    assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("needed", "told"), [(5, "num_workers=5"), (2, "faster"), (12, "store what is prepared")]
+)
+def test_workers_are_added_where_there_are_cores(needed: int, told: str) -> None:
+    assert told in only(seen(wait_ms=60, loaders=[loader(needed=needed)])).what
+
+
+def test_one_call_instead_of_many_takes_its_backward_along() -> None:
+    """44 of 40 + 50 ms: a module of half the forward pass has half of the backward pass."""
+    found = only(seen(modules=[module("Net.head", calls=11, ms=20, depth=1)]))
+    gone = (20 + 25) * 10 / 11
+    assert found.bound == pytest.approx(100 / (100 - gone))
+
+
+def test_a_frozen_module_that_is_called_often_has_no_backward() -> None:
+    found = bounds(seen(modules=[module("Net", calls=4, ms=20, frozen="parameters")]))
+    assert found["one call of Net instead of 4"] == pytest.approx(100 / 85)
+    assert found["storing what Net computes"] == pytest.approx(100 / 80)
+
+
+def test_calls_of_several_batches_a_step_are_no_calls_of_one() -> None:
+    """Gradients accumulated over four batches: four calls are as they should be."""
+    many = [module("Net", calls=4, ms=40)]
+    assert remedies(seen(modules=many, loaders=[loader(calls=4.0, wait_ms=0)])) == ()
+    assert len(remedies(seen(modules=many, loaders=[loader(calls=1.0, wait_ms=0)]))) == 1
+
+
+def test_parts_of_a_module_that_is_called_often_are_not_told_again() -> None:
+    parts = [module("Net", calls=6, ms=60), module("Net.head", calls=6, ms=30, depth=1)]
+    assert [*bounds(seen(modules=parts))] == ["one call of Net instead of 6"]
+
+
+def test_rows_one_by_one_belong_into_a_batch() -> None:
+    assert "one batch" in only(seen(modules=[module("Net", calls=6, ms=40, rows=(1,))])).what
+
+
+def test_a_frozen_prefix_is_worth_what_it_takes() -> None:
+    part = module("Net", ms=60, prefix="Net.blocks.5", prefix_ms=30)
+    assert bounds(seen(modules=[part])) == {"storing what Net.blocks.5 gives": pytest.approx(100 / 70)}
+
+
+def test_what_is_inside_of_a_frozen_module_is_told_with_it() -> None:
+    parts = [
+        module("Net", ms=60, prefix="Net.encoder.last", prefix_ms=30),
+        module("Net.encoder", ms=30, frozen="parameters", depth=1),
+        module("Net.encoder.last", ms=20, frozen="parameters", depth=2),
+    ]
+    assert [*bounds(seen(modules=parts))] == ["storing what Net.encoder computes"]
+
+
+def test_a_module_with_a_similar_name_is_not_inside() -> None:
+    parts = [module("Net.a", ms=20, frozen="no_grad"), module("Net.ab", ms=20, frozen="no_grad")]
+    assert len(remedies(seen(modules=parts))) == 2
+
+
+def test_nothing_gives_no_remedies() -> None:
+    assert remedies(seen(wall=None)) == ()
+    assert remedies(seen(wall=Steps(0, 0, 0, 0))) == ()
