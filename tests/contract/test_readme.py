@@ -70,6 +70,7 @@ def complaint(line: str, tree: dict[tuple[str, ...], object], root: Path) -> str
     while tuple(words[: depth + 1]) in tree and depth < len(words):
         depth += 1
     command, rest = tree[tuple(words[:depth])], words[depth:]
+    rest = rest[: rest.index("--")] if "--" in rest else rest  # after that comes somebody else's command
     if hasattr(command, "commands") and rest and not rest[0].startswith("-"):
         return f"no such command: {line}"
     known = {"--help", *(o for p in command.params for o in [*p.opts, *p.secondary_opts])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from frostline.profiler.verdict import Seen, inside_frozen, often_called, prefix_known, shares
+from frostline.profiler.verdict import Seen, often_called, prefix_known, shares, storable
 from frostline.results import Finding, Repeat
 from frostline.wording import size
 
@@ -61,7 +61,7 @@ def _frozen(seen: Seen) -> list[Finding]:
     for module in seen.modules:
         if max(module.ms, module.prefix_ms) < _MUCH * seen.told_ms:
             continue
-        if module.frozen and not inside_frozen(module, seen.modules):
+        if storable(module, seen):
             fixed = module.frozen == "parameters"
             why = "None of its parameters is trained" if fixed else "It runs under no_grad"
             text = f"{why}; it takes {module.ms / seen.told_ms:.0%} of the step."

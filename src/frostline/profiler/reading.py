@@ -52,10 +52,14 @@ def profile_of(
     rows = spans.rows()
     loaders = _loaders(raw, prepared, step, found)
     seen = verdict.Seen(
-        wall, rows, machine, 1000 * (steps.a_step(raw, "waits") or 0.0), loaders, _modules(raw, spans),
-        {t.name: t for t in found}, idle, _syncs(raw), _copies(raw, spans), steps.grown(raw, "retries"),
-        steps.grown(raw, "faults"), 1000 * kernels.get("exposed_copy_s", 0.0),
-        raw.get("look", {}).get("operators", 0.0), [(_here(line), share) for line, share in raw["lines"]],
+        wall=wall, rows=rows, machine=machine, wait_ms=1000 * (steps.a_step(raw, "waits") or 0.0),
+        loaders=loaders, modules=_modules(raw, spans), trials={t.name: t for t in found}, idle=idle,
+        syncs=_syncs(raw), copies=_copies(raw), retries=steps.grown(raw, "retries"),
+        faults=steps.grown(raw, "faults"), exposed_copy_ms=1000 * kernels.get("exposed_copy_s", 0.0),
+        operators=raw.get("look", {}).get("operators", 0.0),
+        lines=[(_here(line), share) for line, share in raw["lines"]],
+        repeated={held["name"]: held["repeats"] / held["rows"] for held in raw["inputs"] if held["rows"]},
+        training=not raw["boundary"].startswith("call of"),
     )  # fmt: skip
     again = repeats.repeats(raw, spans, prepared, out)
     return Profile(
@@ -74,7 +78,8 @@ def _notes(ran: Ran) -> list[str]:
     raw, found = ran.processes[0], []
     ended = raw["ended"]
     if ended not in ("stopped", "kept going"):
-        found.append(f"the script ended before all steps were seen: {ended}, after {raw['steps']} steps")
+        seen = f"{raw['steps']} steps of {raw['asked']}"
+        found.append(f"the script ended before all steps were seen: {ended}, after {seen}")
     if raw["swallowed"]:
         found.append("the script catches everything, also its own end; it had to be ended hard")
     others = [p for p in ran.processes[1:] if p["rank"] != raw["rank"]]
@@ -155,7 +160,7 @@ def _here(place: str) -> str:
     return place.removeprefix(f"{os.getcwd()}{os.sep}")
 
 
-def _copies(raw: Raw, spans: Spans) -> tuple[Copies, ...]:
+def _copies(raw: Raw) -> tuple[Copies, ...]:
     sums: dict[tuple[str, bool], list[float]] = {}
     for copy in raw.get("copies", []):
         held = sums.setdefault((copy["kind"], copy["blocking"]), [0.0, 0.0, 0.0])

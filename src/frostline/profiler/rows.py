@@ -51,13 +51,15 @@ class Spans:
         ends = [bound[1 if cuda else 0] for bound in bounds]
         self.steps += len(whole)
         self.total += sum(end - (ends[i - 1] if i else 0.0) for i, end in enumerate(ends) if i in whole)
+        ours = [span for span in spans if span[0] == "frostline" and span[3] in whole]
+        self.total -= sum(span[clock + 1] - span[clock] for span in ours)
         inner, host_inner = [0.0] * len(spans), [0.0] * len(spans)
         for span in spans:
             if span[2] >= 0 and span[8] == spans[span[2]][8]:
                 inner[span[2]] += span[clock + 1] - span[clock]
                 host_inner[span[2]] += span[5] - span[4]
         for i, (kind, name, _, step, *times, beside) in enumerate(spans):
-            if step not in whole:
+            if step not in whole or kind == "frostline":
                 continue
             took, held = times[clock - 3] - times[clock - 4], times[1] - times[0]
             if kind == "forward":

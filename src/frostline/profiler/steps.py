@@ -88,10 +88,12 @@ def cost(raw: Raw) -> Cost | None:
 
 
 def a_step(raw: Raw, name: str, phases: Sequence[str] = ("A",)) -> float | None:
-    """The mean of what a phase's steps have of `name`: waits (seconds), rows, batches."""
+    """What a phase's steps have of `name`: the mean of waits (seconds), the usual rows and batches. Loops
+    that fetch a batch ahead have two in an epoch's first step and none in its last."""
     far = _FAR * usual(raw)
     found = [b[name][i] for b in raw["blocks"] if b["phase"] in phases for i in kept(b, far)]
-    return statistics.fmean(found) if found else None
+    middle = statistics.fmean if name == "waits" else statistics.median
+    return float(middle(found)) if found else None
 
 
 def grown(raw: Raw, name: str) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from frostline.results import (
     Copies,
@@ -56,6 +56,10 @@ class Seen:
     exposed_copy_ms: float = 0.0
     operators: float = 0.0
     """Of torch, a step."""
+    repeated: Mapping[str, float] = field(default_factory=dict)
+    """Module → the share of its inputs that it had seen before."""
+    training: bool = True
+    """Epochs follow each other; a loop of calls may see each input once."""
     lines: Sequence[tuple[str, float]] = ()
     """Of the script, and what they take of the step outside of all parts that are known."""
 
@@ -95,6 +99,8 @@ def shares(seen: Seen) -> dict[str, float]:
     if seen.idle:
         waits = min(waits, seen.idle_ms("data") / seen.step)
     lost = 1 - replayed.ms / seen.beside_ms if replayed is not None else waits
+    if not any(loader.workers for loader in seen.loaders):
+        lost = min(lost, waits)  # nothing else than the wait goes when nobody works beside the step
     found = {"input": max(0.0, lost) if waits >= 0.05 else 0.0}
     if seen.on_gpu:
         found["transfer"] = (seen.exposed_copy_ms + seen.idle_ms("copy")) / seen.step
@@ -109,7 +115,7 @@ def shares(seen: Seen) -> dict[str, float]:
 def flat(seen: Seen) -> bool:
     """Whether a step takes as long with half the batch."""
     whole, half = seen.trial("compute") or seen.trial("replayed"), seen.trial("half")
-    if whole is None or half is None or half.ms < _FLAT * whole.ms:
+    if whole is None or half is None or not _FLAT <= half.ms / whole.ms <= 2 - _FLAT:
         return False
     if seen.on_gpu:
         return (seen.machine.busy or 0.0) < 0.8
@@ -264,7 +270,7 @@ def often_called(seen: Seen) -> list[ModuleUse]:
 def _storing(seen: Seen) -> list[Remedy]:
     found = []
     for module in seen.modules:
-        if module.frozen and module.ms >= 0.03 * seen.told_ms and not inside_frozen(module, seen.modules):
+        if storable(module, seen) and module.ms >= 0.03 * seen.told_ms:
             name, what = f"storing what {module.name} computes", "fl.freeze, or fl.cached(module, store)"
             why = f"{module.ms:.1f} ms a step; nothing in it is trained"
             found.append(Remedy(name, bound(seen.told_ms, module.ms), what, why))
@@ -273,6 +279,12 @@ def _storing(seen: Seen) -> list[Remedy]:
             why = f"{module.prefix_ms:.1f} ms a step before anything trained"
             found.append(Remedy(name, bound(seen.told_ms, module.prefix_ms), what, why))
     return found
+
+
+def storable(module: ModuleUse, seen: Seen) -> bool:
+    """Frozen by itself, and its inputs come again: in another epoch, or before our eyes."""
+    again = seen.training or seen.repeated.get(module.name, 0.0) >= 0.05
+    return bool(module.frozen) and again and not inside_frozen(module, seen.modules)
 
 
 def prefix_known(module: ModuleUse, others: Sequence[ModuleUse]) -> bool:

@@ -32,7 +32,8 @@ from .starts import Starts
 _PATIENCE = 5
 """The warm-up takes at most so many times the steps asked for."""
 _TOLD_EVERY_S = 3.0
-_WRITTEN_EVERY_S = 1.0
+_WRITTEN_EVERY_S = 10.0
+"""Only a kill leaves no time to write: writing takes milliseconds, in which workers go on preparing."""
 _MOST_INPUT_COST = 0.01
 """Of a step, for looking at what frozen modules are given in steps that are measured."""
 
@@ -194,13 +195,17 @@ class Agent:
             self.warmup = self.n
             self.queue = plan(
                 self.settings["steps"],
-                statistics.median(self.times) if self.times else 1.0,
+                1.0 if self.world > 1 else self._usual(),  # all ranks stop at the same step
                 cuda=cuda.used(),
                 replay=self.settings["replay"] and not self.keep_going and self.world == 1,
                 trace=self.settings["trace"] or cuda.used(),
+                workers=any(about["workers"] for about in self.loaders.seen.values()),
             )
             self.asked = self.n + total(self.queue)
             self._next()
+
+    def _usual(self) -> float:
+        return statistics.median(self.times) if self.times else 1.0
 
     def _measuring(self, now: float) -> None:
         block = self.block
@@ -287,15 +292,17 @@ class Agent:
             return phase != "trace" or not torch._C._autograd._profiler_enabled()  # the script's own
         self.loaders.keep = False
         self.loaders.replay = phase if self.loaders.replayable(phase) else ""
-        self.ends.trying = phase
+        self.ends.trying = "half a batch" if phase == "half" else "a batch that it had seen before"
         return bool(self.loaders.replay)
 
     def _spans_begin(self, label: Any) -> None:
         self.spans = Spans(cuda=cuda.used(), label=label)
         self.parts = Parts(self.spans, cuda.used())
         self.parts.install()
-        self.calls = Calls(self.modules.worth(), self.spans)
+        self.calls = Calls(self.modules.worth(self._usual()), self.spans)
         self.loaders.spans = self.spans
+        for inputs in self.inputs.values():
+            inputs.spans = self.spans
         if self.starts.module is not None:
             self.calls.enter(self.starts.module)
 
@@ -313,6 +320,8 @@ class Agent:
             self.calls.remove()
             self.parts.uninstall()
             self.loaders.spans = None
+            for inputs in self.inputs.values():
+                inputs.spans = None
             if self.blocks and self.blocks[-1]["phase"] == "B":
                 record.spans(self)
             self.spans = self.parts = self.calls = None
@@ -329,12 +338,12 @@ class Agent:
                 self.inputs[id(use.module)] = Inputs(use.module)
         for use in self.modules.called():
             if use.prefix is not None and id(use.module) not in self.inputs:
-                self.inputs[id(use.module)] = Inputs(use.module)
+                self.inputs[id(use.module)] = Inputs(use.module, self.modules.up_to(use))
 
     def _pause_inputs(self) -> None:
         """Looking is left out of measured steps where it would be felt; then the counts are a sample's. And
         of batches that are handed out again: those repeats are ours."""
-        step = sum(self.times) / max(1, len(self.times))
+        step = self._usual()
         following = self.queue[0].phase if self.queue else ""
         for inputs in self.inputs.values():
             cost = inputs.seconds / max(1, inputs.looked) * inputs.calls / max(1, self.n)
@@ -365,7 +374,7 @@ class Agent:
         self.told = now
         told = ""
         if self.block is not None:
-            left = (self.asked - self.n) * statistics.median(self.times)
+            left = (self.asked - self.n) * self._usual()
             told = f"{self.n} of {self.asked} steps, about {left:.0f} s left; "
         sys.stderr.write(f"frostline: {told}{what}\n")
 

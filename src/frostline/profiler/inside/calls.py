@@ -24,6 +24,8 @@ from .modules import Use
 from .patches import Patches
 from .spans import Spans
 
+OURS = "frostline"
+"""The kind of spans in which the profiler itself works: no part of the step."""
 _ODD, _OTHER = 0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64)
 """Odd numbers with mixed bits, as signed 64-bit ones."""
 
@@ -88,12 +90,15 @@ class Calls:
 class Inputs:
     """What one module was given, row by row, and how often that had been given before."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, frozen: list[nn.Module] | None = None) -> None:
+        """frozen: those of its parts that nothing should change; by default all of it."""
         self.calls = self.looked = self.rows = self.repeats = 0
         self.seconds = 0.0
         self.paused = self.ours = False
         """Not looked at: it would be felt, or what is handed out is what the profiler had kept."""
-        self._module, self._versions, self._sums = module, _versions(module), _sums(module)
+        self.spans: Spans | None = None
+        self._fixed = [p for part in frozen or [module] for p in part.parameters()]
+        self._versions, self._sums = _versions(self._fixed), _sums(self._fixed)
         self._known: set[bytes] = set()
         self._waiting: list[list[Tensor]] = []
         self._weights: dict[tuple[int, torch.device], Tensor] = {}
@@ -107,6 +112,7 @@ class Inputs:
         rows = next((t.shape[0] for t in given if t.dim()), 0)
         if self.paused or not rows:
             return
+        place = self.spans.enter(OURS, "looking at inputs") if self.spans is not None else -1
         began = time.perf_counter()
         self.looked += 1
         self.rows += rows
@@ -117,6 +123,8 @@ class Inputs:
             else:
                 self._count(_joined([_digests(t) for t in each], rows))
         self.seconds += time.perf_counter() - began
+        if self.spans is not None:
+            self.spans.leave(place)
 
     def _mixed(self, value: Tensor) -> Tensor:
         """Two sums of a row's bits by weights, on the device: nothing waits for them."""
@@ -145,19 +153,19 @@ class Inputs:
     def moved(self) -> bool:
         """Whether a parameter was written to since this began: then it is not frozen. `p.data.mul_()`, as
         moving averages have it, leaves a parameter's version alone, so values are compared too."""
-        return _versions(self._module) != self._versions or _sums(self._module) != self._sums
+        return _versions(self._fixed) != self._versions or _sums(self._fixed) != self._sums
 
     def remove(self) -> None:
         self._handle.remove()
 
 
-def _versions(module: nn.Module) -> int:
-    return sum(p._version for p in module.parameters())
+def _versions(parameters: list[nn.Parameter]) -> int:
+    return sum(p._version for p in parameters)
 
 
-def _sums(module: nn.Module) -> list[float]:
+def _sums(parameters: list[nn.Parameter]) -> list[float]:
     """Of a few parameters' first values."""
-    some = [*module.parameters()][:: max(1, len([*module.parameters()]) // 8)][:8]
+    some = parameters[:: max(1, len(parameters) // 8)][:8]
     with torch.no_grad():
         return [float(p.detach().flatten()[:4096].double().sum()) for p in some if not p.is_meta]
 

@@ -21,7 +21,7 @@ class Ends:
     def __init__(self, agent: Any) -> None:
         self._agent, self._patches = agent, Patches()
         self.trying = ""
-        """The phase that the script may not be able to take; its error is then ours, not the script's."""
+        """What the script is given instead of its own data, which it may not be able to take."""
         self.finished = False
 
     def install(self) -> None:
@@ -34,10 +34,9 @@ class Ends:
         def excepthook(kind: Any, error: Any, trace: Any) -> None:
             if self.trying and os.getpid() == self._agent.pid:
                 self._agent.notes.append(
-                    f"the script cannot take the block {self.trying!r} ({kind.__name__}: {error}): left out"
+                    f"the error came while the profiler handed out {self.trying}, which may be its reason; "
+                    f"--no-replay leaves that out"
                 )
-                self._agent.finish("stopped")
-                return
             self._agent.finish(f"{kind.__name__}: {error}")
             told(kind, error, trace)
 

@@ -29,7 +29,11 @@ _WAITS = {
     "aten.equal": "compares on the device, answers on the host",
     "aten.is_nonzero": "reads a number back",
 }
-_OPTIMIZER = os.path.join(os.path.dirname(torch.__file__), "optim", "")
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+_DATA = os.path.join(_TORCH, "utils", "data", "")
+_ON_HOST = (os.path.join(_TORCH, "optim", ""), _DATA)
+"""What these read are numbers of the host: counters of steps, seeds, and what a data set does in there. A
+closure that an optimiser calls is the script's."""
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -108,19 +112,19 @@ def _place(on_device: bool) -> str:
     if not on_device and cuda.used():
         return ""
     frame: Any = sys._getframe(2)
-    first = None
+    mine = through = ""
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(("<", _HERE)):
+        if not on_device and file.startswith(_DATA if mine else _ON_HOST):
+            return ""
+        if not mine and not file.startswith(("<", _HERE)):
             told = f"{file}:{frame.f_lineno}"
-            if not on_device and file.startswith(_OPTIMIZER):
-                return ""
             if not file.startswith(LIBRARIES):
-                return f"{told} ({first})" if first else told
-            if f"{os.sep}torch{os.sep}" not in file:
-                first = first or _short(told)
+                mine = told
+            elif not through and not file.startswith(_TORCH):
+                through = _short(told)
         frame = frame.f_back
-    return first or "a library"
+    return f"{mine} ({through})" if mine and through else mine or through or "a library"
 
 
 def _short(place: str) -> str:

@@ -23,8 +23,8 @@ from .batches import first_tensor, n_rows
 
 _ABOUT_HOOKS = r"Using `torch.compile\(module\)` when there are global hooks"
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
-_MOST = 48
-"""Modules that pass B tells apart."""
+_HOOKED, _HOOK_S = 0.01, 12e-6
+"""Of a step that the hooks of pass B may take; and what those of one call take (measured: 8 to 15 µs)."""
 _DEEPEST = 3
 _LEAST_S = 2e-4
 """Calls shorter than this are told with what is around them."""
@@ -164,8 +164,13 @@ class Modules:
                 numbers[kind] += 1
                 use.name = f"{kind}#{numbers[kind]}"
 
-    def worth(self) -> list[Use]:
-        """Those that pass B tells apart: outermost ones, and what is inside of them and takes its time."""
+    def up_to(self, use: Use) -> list[nn.Module]:
+        """The frozen modules that a partly trained one begins with."""
+        return [self.uses[key].module for key in use.before]
+
+    def worth(self, step_s: float) -> list[Use]:
+        """Those that pass B tells apart: outermost ones, and what is inside of them and takes its time, as
+        long as the hooks of all of them take no share of the step that is felt."""
         fit = [
             use
             for use in self.called()
@@ -173,7 +178,12 @@ class Modules:
         ]
         fit.sort(key=lambda use: (use.depth > 0, -use.seconds))
         ends = {id(use.prefix) for use in self.uses.values() if use.prefix is not None}
-        kept = {id(u.module): u for u in fit[:_MOST]}
+        kept: dict[int, Use] = {}
+        left = max(_HOOKED * step_s, 4 * _HOOK_S)
+        for use in fit:
+            left -= _HOOK_S * use.calls / max(1, self.steps)
+            if use.depth == 0 or left >= 0:
+                kept[id(use.module)] = use
         return [*kept.values(), *(u for k, u in self.uses.items() if k in ends and k not in kept and u.calls)]
 
     def frozen(self) -> Iterator[tuple[Use, str]]:
@@ -200,7 +210,11 @@ class Modules:
         """The part of a module that is done before anything trained is called, where it is more than one
         frozen module: that would be told of by itself."""
         own = {id(m) for m in use.module.modules()}
-        leaves = [u for k, u in self.uses.items() if k in own and u.calls and _owns(u.module)]
+        leaves = [
+            u
+            for k, u in self.uses.items()
+            if k in own and u.calls and _owns(u.module) and self._called_by(u, use)
+        ]
         before: list[Use] = []
         for leaf in sorted(leaves, key=lambda u: u.order):
             if any(p.requires_grad for p in leaf.module.parameters(recurse=False)):
@@ -211,6 +225,13 @@ class Modules:
         done = [self._whole(use.module, leaf.module) for leaf in before]
         if len({id(m) for m in done}) > 1:
             use.prefix, use.before = done[-1], {id(m) for m in done}
+
+    def _called_by(self, use: Use, outer: Use) -> bool:
+        """Whether a call comes from another one: a part may be called by the script itself instead."""
+        key: int | None = id(use.module)
+        while key is not None and key != id(outer.module):
+            key = self.uses[key].parent
+        return key is not None
 
     def _whole(self, root: nn.Module, leaf: nn.Module) -> nn.Module:
         """The outermost module around a leaf in which nothing is trained."""

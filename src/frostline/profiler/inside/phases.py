@@ -47,19 +47,22 @@ class Block:
     """Steps before it that are not counted: queues fill and drain when something changes."""
 
 
-def plan(steps: int, step_s: float, *, cuda: bool, replay: bool, trace: bool) -> list[Block]:
+def plan(
+    steps: int, step_s: float, *, cuda: bool, replay: bool, trace: bool, workers: bool = False
+) -> list[Block]:
     """
     >>> [f"{b.phase}{b.steps}" for b in plan(12, 0.05, cuda=False, replay=True, trace=False)]
-    ['A2', 'bare2', 'B2', 'bare2', 'B2', 'A2', 'lines6', 'replay6', 'half6', 'look2']
+    ['A2', 'bare2', 'B2', 'bare2', 'B2', 'A2', 'lines6', 'replay12', 'half12', 'look2']
     """
     size = _ON_GPU if cuda else _ON_CPU
     rounds = max(2, round(steps / 3 / size))
     size = max(size, min(_MOST, round(_BLOCK_S / max(step_s, 1e-6))))
     kinds = ["A", "bare", "B"]
-    blocks = [Block(kinds[(i + r) % 3], size) for r in range(rounds) for i in range(3)]
+    settle = 2 if workers else 1  # batches that were prepared between two blocks are gone then
+    blocks = [Block(kinds[(i + r) % 3], size, settle) for r in range(rounds) for i in range(3)]
     blocks.append(Block("lines", max(2, min(_MOST, round(_LINES_S / max(step_s, 1e-6))))))
     if replay:
-        n = max(6, 2 * size)
+        n = max(12, 2 * size)
         blocks += [Block("replay", n, settle=3), Block("half", n, settle=3)]
     if trace:
         blocks.append(Block("trace", 3))

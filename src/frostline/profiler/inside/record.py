@@ -17,7 +17,8 @@ from . import cuda
 def write(agent: Any, how: str) -> None:
     known = {
         "pid": agent.pid, "rank": int(os.environ.get("RANK", "0")), "world": agent.world, "ended": how,
-        "argv": sys.argv, "boundary": agent.boundary_name, "steps": agent.n, "warmup": agent.warmup,
+        "argv": sys.argv, "boundary": agent.boundary_name, "steps": agent.n + agent.starts.missed,
+        "asked": agent.asked or "all", "warmup": agent.warmup,
         "blocks": agent.blocks, "modules": _modules(agent), "inputs": _inputs(agent),
         "loaders": agent.loaders.summary(), "prepared": agent.loaders.prepared, "notes": agent.notes,
         "device": _device(), "torch": torch.__version__, "python": platform.python_version(),

@@ -26,6 +26,8 @@ class Starts:
         self._seen: list[Callable[[], Any]] = []
         self._last: Callable[[], Any] | None = None
         self._others = 0
+        self.missed = 0
+        """Steps that went by before it was known what ends them."""
         self.changed = False
         """Another optimiser than the one that ended the steps so far has taken over."""
         self._calls: Counter[int] = Counter()
@@ -49,7 +51,7 @@ class Starts:
                 return optimizer is last
             self._seen, self._last, self._others, self.changed = [], None, 0, True
         if any(seen() is optimizer for seen in self._seen):
-            self._last = self._seen[-1]
+            self._last, self.missed = self._seen[-1], 1
             return self._last() is optimizer
         self._seen.append(weakref.ref(optimizer))
         return False

@@ -112,9 +112,14 @@ def test_names_are_halved_with_their_rows_as_torch_collates_them() -> None:
 
 
 def test_what_has_no_rows_stays_whole() -> None:
-    scale, mask = torch.tensor(2.0), torch.ones(5, 5)
+    scale, mask = torch.tensor(2.0), torch.ones(1, 2)
     found = half({"x": rows(6), "scale": scale, "mask": mask, "epoch": 3})
     assert (found["scale"], found["mask"], found["epoch"]) == (scale, mask, 3)
+
+
+def test_a_batch_with_much_of_another_length_is_not_halved() -> None:
+    """An episode's support images: half of the queries would not be half of the work."""
+    assert half({"x": rows(6), "support": torch.ones(12, 3)}) is None
 
 
 @pytest.mark.parametrize("batch", [rows(3), "text", {"x": torch.tensor(3)}, []])

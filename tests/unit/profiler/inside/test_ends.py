@@ -47,15 +47,15 @@ def test_an_error_is_told_to_us_and_then_to_who_was_there(ends: Ends, told: list
     assert told == [(KeyError, error, None)]
 
 
-def test_an_error_in_a_phase_that_we_tried_is_ours(ends: Ends, told: list[Any]) -> None:
-    """The script cannot take half a batch: that is no error of the script's."""
-    ends.trying = "half"
+def test_an_error_in_a_phase_that_we_tried_may_be_ours(ends: Ends, told: list[Any]) -> None:
+    """The script cannot take half a batch, or has an error of its own: it is told, and so is what we did."""
+    ends.trying = "half a batch"
     sys.excepthook(ValueError, ValueError("a batch of 8 was expected"), None)
-    assert ends._agent.finished == ["stopped"]
-    assert told == []
+    assert ends._agent.finished == ["ValueError: a batch of 8 was expected"]
+    assert len(told) == 1
     (note,) = ends._agent.notes
-    assert "'half'" in note
-    assert "a batch of 8 was expected" in note
+    assert "handed out half a batch" in note
+    assert "--no-replay" in note
 
 
 def test_in_a_forked_child_it_is_the_childs(ends: Ends, told: list[Any]) -> None:

@@ -283,7 +283,7 @@ def test_the_prefix_follows_the_order_of_calls_not_of_names() -> None:
 def test_the_prefixs_end_is_among_what_pass_b_tells_apart() -> None:
     net = Net(12, fixed=6)
     found = watched(lambda: net(X))
-    assert any(use.module is net.blocks[5] for use in found.worth())
+    assert any(use.module is net.blocks[5] for use in found.worth(0.0))
 
 
 def test_looking_leaves_results_and_random_numbers_alone() -> None:

@@ -35,7 +35,8 @@ def agent(tmp_path: Path) -> Any:
     return SimpleNamespace(
         pid=71, folder=tmp_path, world=1, boundary_name="SGD.step", n=9, warmup=3, blocks=[], notes=["a"],
         modules=Modules(lambda module: None), inputs={}, swallowed=0, found={}, look=None, spans=None,
-        parts=None, loaders=SimpleNamespace(summary=list, prepared=[]), samples=Samples(),
+        parts=None, asked=0, starts=SimpleNamespace(missed=0), samples=Samples(),
+        loaders=SimpleNamespace(summary=list, prepared=[]),
     )  # fmt: skip
 
 
