@@ -124,9 +124,8 @@ def _modules(raw: Raw, spans: Spans) -> tuple[ModuleUse, ...]:
 def _loaders(
     raw: Raw, prepared: Sequence[Mapping[str, Any]], step: float, trials: Sequence[Trial]
 ) -> tuple[Loader, ...]:
-    waits, batches = 1000 * (steps.a_step(raw, "waits") or 0.0), steps.a_step(raw, "batches") or 0.0
+    waits = 1000 * (steps.a_step(raw, "waits") or 0.0)
     used = [loader for loader in raw["loaders"] if loader["calls"]]
-    calls = sum(loader["calls"] for loader in used)
     seconds = sum(loader["wait_s"] for loader in used)
     rest = next((t.ms for t in trials if t.name == "replayed"), step - waits)
     found = []
@@ -136,7 +135,7 @@ def _loaders(
         decode = (
             1000 * statistics.fmean(sum(d[3] for d in line["decodes"]) for line in mine) if mine else None
         )
-        each = batches * loader["calls"] / calls
+        each = loader["a_step"]
         needed = None
         if prepare is not None and loader["workers"]:
             needed = max(1, -int(-(prepare * each) // max(rest, 0.1)))

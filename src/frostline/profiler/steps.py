@@ -105,18 +105,15 @@ def grown(raw: Raw, name: str) -> float:
 
 def epoch(raw: Raw, wall: Steps) -> Epoch | None:
     """From the length of the loader that steps wait for most."""
-    batches = a_step(raw, "batches")
     loader = main_loader(raw)
-    if not batches or loader is None or not loader["batches"]:
+    if loader is None or not loader["batches"] or not loader["a_step"]:
         return None
-    calls = sum(found["calls"] for found in raw["loaders"])
-    steps = loader["batches"] / (batches * loader["calls"] / calls)
+    steps = loader["batches"] / loader["a_step"]
     pause = statistics.fmean(found) if (found := between(raw)) else 0.0
     low, high = (steps * ms / 1000 + pause for ms in (wall.low, wall.high))
     return Epoch(steps * wall.ms / 1000 + pause, low, high, steps, pause)
 
 
 def main_loader(raw: Raw) -> dict[str, Any] | None:
-    """The loader that most batches came from."""
-    used = [found for found in raw["loaders"] if found["calls"]]
-    return max(used, key=lambda found: found["calls"], default=None)
+    """The loader that steps read from most."""
+    return max(raw["loaders"], key=lambda found: (found["a_step"], found["calls"]), default=None)

@@ -60,7 +60,7 @@ def test_accelerates_own_script_from_where_it_is_installed(tmp_path: Path) -> No
     assert spec is not None
     assert spec.origin is not None
     path = Path(spec.origin).parent / "test_utils" / "scripts" / "test_script.py"
-    profile = profiled(tmp_path, sys.executable, "-W", "ignore", str(path), steps=20)
+    profile = profiled(tmp_path, sys.executable, "-W", "ignore", str(path))
     check(profile, boundary="SGD.step")  # a dozen short trainings in a row, each with a loader of its own
 
 

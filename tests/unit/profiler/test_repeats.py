@@ -44,7 +44,7 @@ def raw(**given: Any) -> dict[str, Any]:
 
     block = {"phase": "B", "start": 0, "end": 2, "times": [1.0, 1.0], "fresh": [0, 0], "batches": [1, 1]}
     found = {"spans": [*lines(0), *lines(1)], "bounds": [[1.0, 0.0], [2.0, 0.0]], "cuda": False}
-    loader = {"dataset": "D", "samples": 64, "batches": 8, "calls": 9, "items": 0, "repeats": 0}
+    loader = {"dataset": "D", "samples": 64, "batches": 8, "calls": 9, "a_step": 1, "items": 0, "repeats": 0}
     return {"blocks": [block], "spans": [found], "modules": [module()], "inputs": [held()],
             "loaders": [loader], **given}  # fmt: skip
 
@@ -142,7 +142,7 @@ def test_the_same_file_by_two_decoders_is_no_repeat() -> None:
 
 
 def test_items_are_told_without_a_time() -> None:
-    loader = {"dataset": "D", "samples": 64, "batches": 8, "calls": 9, "items": 70, "repeats": 6}
+    loader = {"dataset": "D", "samples": 64, "batches": 8, "calls": 9, "a_step": 1, "items": 70, "repeats": 6}
     (found,) = all_of(raw(inputs=[], loaders=[loader]))
     assert (found.what, found.seen, found.repeats, found.ms) == ("items of D", 70, 6, None)
     assert "64" in found.note

@@ -23,8 +23,8 @@ def block(phase: str, *times: float, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def loader(batches: int | None, calls: int, **more: Any) -> dict[str, Any]:
-    return {"dataset": "D", "batches": batches, "calls": calls, "wait_s": 0.0, **more}
+def loader(batches: int | None, calls: int, a_step: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {"dataset": "D", "batches": batches, "calls": calls, "a_step": a_step, "wait_s": 0.0, **more}
 
 
 def raw(*blocks: dict[str, Any], loaders: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def test_an_epoch_is_the_loaders_length_in_steps() -> None:
 
 
 def test_an_epoch_has_fewer_steps_where_gradients_are_accumulated() -> None:
-    found = raw(block("A", 0.5, 0.5, batches=[4, 4]), loaders=(loader(200, 100),))
+    found = raw(block("A", 0.5, 0.5, batches=[4, 4]), loaders=(loader(200, 100, 4),))
     got = steps.epoch(found, Steps(500, 500, 500, 2))
     assert got is not None
     assert (got.steps, got.seconds) == pytest.approx((50, 25))
@@ -157,7 +157,7 @@ def test_a_step_that_takes_from_two_loaders_does_not_halve_the_epoch() -> None:
     assert got.steps == pytest.approx(100, rel=0.02)
 
 
-@pytest.mark.parametrize("loaders", [(), (loader(None, 10),), (loader(10, 0),)])
+@pytest.mark.parametrize("loaders", [(), (loader(None, 10),), (loader(10, 0, 0),)])
 def test_no_epoch_without_a_loader_that_knows_its_length(loaders: tuple[dict[str, Any], ...]) -> None:
     assert steps.epoch(raw(block("A", 1.0), loaders=loaders), Steps(1, 1, 1, 1)) is None
 

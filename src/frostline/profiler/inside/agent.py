@@ -5,6 +5,8 @@ Nothing that it does changes what the script computes: no random number is drawn
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import os
 import statistics
 import sys
@@ -129,6 +131,24 @@ class Agent:
         self.reset()
         self.modules.begin()
 
+    def _go_on(self) -> None:
+        """The same training once more, as a search or a cross-validation does: it goes on where the last one
+        ended, with modules of its own."""
+        block, left = self.block, self.left
+        if block is not None and left < block.steps:
+            self._close_block(self.last)  # not the time between two trainings
+        elif block is not None:
+            self._leave()
+            left = block.steps
+        if block is not None:
+            self.queue.insert(0, dataclasses.replace(block, steps=left))
+        for inputs in self.inputs.values():
+            inputs.remove()
+        self.inputs.clear()
+        self.modules.end()
+        self.modules, self.block = Modules(self.starts.called), None
+        self.modules.begin()
+
     # steps
 
     def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -147,7 +167,7 @@ class Agent:
         if self.starts.changed:
             self.starts.changed = False
             if not self.done:
-                self._begin_again()
+                self._go_on() if self.starts.alike else self._begin_again()
         if last:
             self.boundary(f"{type(optimizer).__name__}.step")
 
@@ -170,6 +190,12 @@ class Agent:
         self.last = time.perf_counter()
 
     def _warming(self, now: float) -> None:
+        if self.queue:  # in the middle of it, with other modules
+            self.modules.steps += 1
+            self.modules.end()
+            self._watch_inputs()
+            self._next()
+            return
         if self.n == 1:
             self.modules.begin_counting()
             self.graphs = _graphs()
@@ -246,8 +272,6 @@ class Agent:
         cuda.settle()
         block = self.block
         assert block is not None  # noqa: S101
-        if block.phase in ("B", "lines", "trace"):
-            self._spans_begin(label=torch.profiler.record_function if block.phase == "trace" else None)
         if block.phase == "lines" and self.spans is not None:
             self.samples.begin(self.spans)
         if block.phase == "trace":
@@ -268,11 +292,8 @@ class Agent:
         self.blocks[-1]["start"] = time.perf_counter()
 
     def _end_block(self) -> None:
-        block, held = self.block, self.blocks[-1]
-        assert block is not None  # noqa: S101
         cuda.settle()
-        held["end"], held["after"] = time.perf_counter(), record.counters()
-        self._leave()
+        self._close_block(time.perf_counter())
         for inputs in self.inputs.values():
             inputs.look()
         self._pause_inputs()
@@ -281,21 +302,32 @@ class Agent:
             self.written = time.perf_counter()
         self._next()
 
+    def _close_block(self, ended: float) -> None:
+        self.blocks[-1] |= {"end": ended, "after": record.counters()}
+        self._leave()
+
     # what is watched in a phase
 
     def _enter(self, phase: str) -> bool:
-        """Whether the phase can be had."""
+        """Whether the phase can be had. Everything is hooked up before the steps that settle."""
         self.loaders.watch(phase != "bare")
+        if phase == "trace" and torch._C._autograd._profiler_enabled():
+            self.notes.append("the script runs torch's tracer itself: the device's busy time is not known")
+            return False
+        if phase in ("B", "lines", "trace"):
+            self._spans_begin(label=torch.profiler.record_function if phase == "trace" else None)
         if phase == "A":
             self.loaders.keep = bool(self.settings["replay"]) and not self.keep_going
         if phase not in ("replay", "half"):
-            return phase != "trace" or not torch._C._autograd._profiler_enabled()  # the script's own
+            return True
         self.loaders.keep = False
         self.loaders.replay = phase if self.loaders.replayable(phase) else ""
         self.ends.trying = "half a batch" if phase == "half" else "a batch that it had seen before"
         return bool(self.loaders.replay)
 
     def _spans_begin(self, label: Any) -> None:
+        self.collects = gc.isenabled()
+        gc.disable()  # spans are objects too: what they set off is not the script's
         self.spans = Spans(cuda=cuda.used(), label=label)
         self.parts = Parts(self.spans, cuda.used())
         self.parts.install()
@@ -303,8 +335,6 @@ class Agent:
         self.loaders.spans = self.spans
         for inputs in self.inputs.values():
             inputs.spans = self.spans
-        if self.starts.module is not None:
-            self.calls.enter(self.starts.module)
 
     def _leave(self) -> None:
         """Whatever the block had on is off."""
@@ -316,6 +346,8 @@ class Agent:
             self.found["kernels"] = self.kernels.end(steps, trace)
             self.kernels = None
         if self.spans is not None and self.parts is not None and self.calls is not None:
+            if self.collects:
+                gc.enable()
             self.samples.end()
             self.calls.remove()
             self.parts.uninstall()

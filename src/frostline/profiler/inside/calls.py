@@ -38,7 +38,7 @@ class Calls:
         self._patches = Patches()
         self._open: dict[tuple[int, int], list[int]] = {}
         """(module, thread) → its open spans."""
-        self._spans, self._uses = spans, uses
+        self._spans = spans
         for use in uses:
             if getattr(use.module, "_compiled_call_impl", None) is not None:
                 self._around(use)
@@ -73,13 +73,6 @@ class Calls:
                 spans.leave(place)
 
         self._patches.set(use.module, "_compiled_call_impl", timed)
-
-    def enter(self, module: nn.Module) -> None:
-        """A call that has begun already: hooks before it are not run any more, those after it are."""
-        for use in self._uses:
-            if use.module is module:
-                key = (id(module), threading.get_ident())
-                self._open.setdefault(key, []).append(self._spans.enter("forward", use.name))
 
     def remove(self) -> None:
         for handle in self._handles:

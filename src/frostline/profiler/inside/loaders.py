@@ -11,6 +11,7 @@ import operator
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ _EMPTY: About = {
     "workers": 0, "calls": 0, "wait_s": 0.0, "batch_size": None, "pinned": False, "items": 0, "repeats": 0,
     "batches": None, "samples": None, "kept": None, "steps": 0, "now": 0,
 }  # fmt: skip
-_PRIVATE = ("known", "kept", "steps", "now")
+_PRIVATE = ("known", "kept", "steps", "now", "each")
 _MOST_ITEMS = 4_000_000
 """Items of a data set whose numbers are remembered."""
 _MOST_AGAIN = 64
@@ -55,7 +56,7 @@ class Loaders:
         self.prepared: list[dict[str, Any]] = []
         """What this process prepared itself: loaders without workers."""
         self._folder, self._always, self._next = folder, Patches(), Patches()
-        self._within = threading.local()
+        self._within, self._steps, self._watching = threading.local(), 0, False
         self._original: Any = dataloader._BaseDataLoaderIter.__next__
 
     def install(self) -> None:
@@ -87,6 +88,7 @@ class Loaders:
     def watch(self, on: bool) -> None:
         """Waiting is measured, or not."""
         self._next.undo()
+        self._watching = on
         if on:
             original = self._original
 
@@ -105,7 +107,7 @@ class Loaders:
 
     def watched(self, name: str, batches: Iterable[Any], *, rows: Callable[[Any], int]) -> Iterator[Any]:
         """The same batches; waiting for each counts like waiting for a DataLoader."""
-        about = self.seen.setdefault(-1, {**_EMPTY, "dataset": name, "known": set()})
+        about = self.seen.setdefault(-1, {**_EMPTY, "dataset": name, "known": set(), "each": Counter()})
         source = iter(batches)
         while True:
             began, spans = time.perf_counter(), self.spans
@@ -124,7 +126,7 @@ class Loaders:
     def _waited(self, iterator: Any, original: Any) -> Any:
         if getattr(self._within, "one", False):  # a loader that reads from a loader
             return original(iterator)
-        about = getattr(iterator, "_frostline", None) or {**_EMPTY}
+        about = getattr(iterator, "_frostline", None) or {**_EMPTY, "each": Counter()}
         spans, self._within.one = self.spans, True
         place = spans.enter("data", "waiting for data") if spans is not None else -1
         began = time.perf_counter()
@@ -158,8 +160,13 @@ class Loaders:
 
     def step(self) -> None:
         """A step ended: loaders that gave it a batch are those that it reads from."""
+        if not self._watching:
+            return
+        self._steps += 1
         for about in self.seen.values():
             about["steps"] = about["steps"] + 1 if about["now"] else 0
+            if about["now"]:
+                about["each"][about["now"]] += 1
             about["now"] = 0
 
     def replayable(self, how: str) -> bool:
@@ -177,8 +184,8 @@ class Loaders:
         if key not in self.seen:
             self.seen[key] = _EMPTY | {
                 "dataset": type(data).__name__, "workers": loader.num_workers, "batch_size": size,
-                "pinned": bool(loader.pin_memory), "known": set(), "batches": _length(loader),
-                "samples": _length(data),
+                "pinned": bool(loader.pin_memory), "batches": _length(loader), "samples": _length(data),
+                "known": set(), "each": Counter(),
             }  # fmt: skip
         return self.seen[key]
 
@@ -200,7 +207,17 @@ class Loaders:
             known.add(name)
 
     def summary(self) -> list[dict[str, Any]]:
-        return [{n: v for n, v in about.items() if n not in _PRIVATE} for about in self.seen.values()]
+        return [
+            {n: v for n, v in about.items() if n not in _PRIVATE} | {"a_step": self._a_step(about)}
+            for about in self.seen.values()
+        ]
+
+    def _a_step(self, about: About) -> float:
+        """Batches a step: the usual number of a loader that most steps read from. An evaluation now and then
+        is no part of a step, and a loop that fetches ahead has two batches in one and none in another."""
+        (usual, _), *_ = about["each"].most_common(1) or [(0, 0)]
+        seldom = sum(about["each"].values()) < self._steps / 2
+        return sum(n * k for n, k in about["each"].items()) / max(1, self._steps) if seldom else float(usual)
 
     # in the process that prepares
 

@@ -31,7 +31,7 @@ _ON_CPU, _ON_GPU, _MOST = 2, 4, 16
 """Steps of a block of bare, A or B. A GPU is waited for at a block's ends, so there they are longer; the
 speed of shared cores changes from one second to the next, so there they are short."""
 _LINES_S = 0.3
-_BLOCK_S = 0.04
+_BLOCK_S = 0.06
 """Blocks of quick steps are longer than asked for, to take about so long."""
 _STABLE = 0.1
 _WINDOW = 5

@@ -60,7 +60,9 @@ class Spans:
         self.marks: list[tuple[float, Any]] = []
 
     def restart(self) -> None:
-        """The block's steps begin now: what came before was hooking up."""
+        """The block's steps begin now: what came before was hooking up, and a step to get used to it."""
+        with self._lock:
+            self.found, self.marks, self.step, self._stacks = [], [], 0, {}
         self._began = time.perf_counter()
         if self.cuda:
             self._base = self._event()

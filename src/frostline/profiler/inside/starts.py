@@ -14,7 +14,7 @@ from .modules import alive
 
 _CALLS = 24
 """Calls of outermost modules without any optimiser, after which it is a loop of calls."""
-_AGAIN = 8
+_AGAIN = 3
 """Other optimisers' steps in a row after which the one that ended the cycle is taken to be gone."""
 
 
@@ -29,13 +29,14 @@ class Starts:
         self.missed = 0
         """Steps that went by before it was known what ends them."""
         self.changed = False
-        """Another optimiser than the one that ended the steps so far has taken over."""
+        """Another optimiser than the one that ended the steps so far has taken over;"""
+        self.alike = False
+        """of the same class, for parameters of the same shapes: the same training once more."""
+        self._kind: Any = None
         self._calls: Counter[int] = Counter()
         self._modules: dict[int, nn.Module] = {}
         self._handle: Any = None
         self.by_calls = False
-        self.module: nn.Module | None = None
-        """Whose calls end the steps."""
 
     def is_last(self, optimizer: Any) -> bool:
         """Whether this optimiser's step ends a cycle of them; known once the first of them comes again.
@@ -50,8 +51,9 @@ class Starts:
             if last is not None and self._others <= _AGAIN:
                 return optimizer is last
             self._seen, self._last, self._others, self.changed = [], None, 0, True
+            self.alike, self._kind = self._kind == _kind(optimizer), _kind(optimizer)
         if any(seen() is optimizer for seen in self._seen):
-            self._last, self.missed = self._seen[-1], 1
+            self._last, self.missed, self._kind = self._seen[-1], self.missed + 1, _kind(optimizer)
             return self._last() is optimizer
         self._seen.append(weakref.ref(optimizer))
         return False
@@ -79,15 +81,19 @@ class Starts:
             if not torch.compiler.is_compiling():
                 self._agent.boundary(name)
 
-        self.module = module
         self._handle = module.register_forward_pre_hook(before)
 
     def forget_calls(self) -> None:
         """An optimiser's step was seen after all."""
         self.remove()
-        self.by_calls, self.module = False, None
+        self.by_calls = False
 
     def remove(self) -> None:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+
+
+def _kind(optimizer: Any) -> tuple[Any, ...]:
+    shapes = tuple(tuple(p.shape) for group in optimizer.param_groups for p in group["params"])
+    return type(optimizer), shapes

@@ -73,25 +73,6 @@ def test_a_module_compiled_in_place_is_timed_around_its_call_and_put_back() -> N
     torch._dynamo.reset()
 
 
-def test_a_call_that_has_begun_is_entered_by_hand() -> None:
-    """In a loop of calls a block begins inside of the call that ended the step before."""
-    net, spans = nn.Linear(2, 2), Spans(cuda=False)
-    held: list[Calls] = []
-
-    def begins(*_: Any) -> None:
-        if not held:
-            held.append(Calls([use(net, "Net")], spans))
-            held[0].enter(net)
-
-    begin = net.register_forward_pre_hook(begins)
-    net(torch.ones(1, 2))
-    net(torch.ones(1, 2))
-    held[0].remove()
-    begin.remove()
-    assert [s.parent for s in spans.found] == [-1, -1]
-    assert all(s.end >= s.start for s in spans.found)
-
-
 # --- what frozen modules are given --------------------------------------------------------------------
 
 

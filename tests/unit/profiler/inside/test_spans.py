@@ -137,6 +137,7 @@ def test_a_blocks_clock_begins_with_its_first_step(tmp_path: Path, monkeypatch: 
                 "trace": False, "replay": False}  # fmt: skip
     agent = agents.Agent(settings)
     agent.block, agent.left = Block("B", 2, 0), 2
+    agent._enter("B")
     agent._start_block()
     agent.last = now[0]
     for _ in range(2):
