@@ -27,6 +27,11 @@ from typing import Any
 
 from common import ROOT, device_name, goal, print_table, write_results
 
+TARGET = "frostline_recipes.foveated.workload:workload"  # no entry points where nothing can be installed
+RECIPE = {
+    "cpu": ["n_clips=40", "frame_size=64", "num_frames=8", "stored_frames=8", "batch_size=8"],
+    "cuda": ["n_clips=192", "batch_size=32"],
+}
 COST_SCRIPTS = ("healthy", "few_workers")
 STEPS_TIMED = 100
 
@@ -135,6 +140,33 @@ def gain(device: str, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def recipe(device: str, folder: Path) -> list[dict[str, Any]]:
+    """The recipe foveated, with the frozen part computed in every step and read from a store."""
+    from truth import environment
+
+    from frostline.results import Profile
+
+    found = []
+    sizes = RECIPE[device]
+    for name, options in (("foveated, live", ["--live"]), ("foveated, from a store", [])):
+        began, out = time.perf_counter(), folder / name.replace(", ", "-").replace(" ", "-")
+        command = [sys.executable, "-m", "frostline", "profile", TARGET, *sizes, *options, "--out", str(out)]
+        subprocess.run(command, check=True, cwd=folder, env=environment(), capture_output=True, timeout=280)
+        profile = Profile.read(out / "profile.json")
+        found.append(
+            {
+                "script": name, "planted": " ".join(sizes), "verdict": profile.verdict.kind,
+                "findings": ", ".join(dict.fromkeys(f.kind for f in profile.findings)),
+                "figures": figures(profile), "step_ms": profile.wall.ms, "reconciled": profile.reconciled,
+                "trials": {t.name: t.ms for t in profile.trials}, "samples_per_s": profile.samples_per_s,
+                "rows": {row.name: row.ms for row in profile.rows}, "took_s": time.perf_counter() - began,
+                "busy": profile.machine.busy, "mfu": profile.machine.mfu,
+            }
+        )  # fmt: skip
+        print(f"{name}: {profile.verdict.kind}; {found[-1]['figures']}", flush=True)
+    return found
+
+
 def judge(
     rows: list[dict[str, Any]], costs: list[dict[str, Any]], gains: dict[str, Any]
 ) -> list[dict[str, Any]]:
@@ -156,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", help="one script; or `cost` or `gain`")
+    parser.add_argument("--only", help="one script; or `cost`, `gain` or `recipe`")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=4, help="of cost and gain")
     parser.add_argument("--also", type=Path, help="another folder for the result")
@@ -173,6 +205,7 @@ def main() -> None:
         for plant in plants:
             rows.append(one(plant, device, given.steps, folder))
             show(rows[-1])
+        recipes = recipe(device, folder) if given.only in (None, "recipe") else []
         if given.only in (None, "cost"):
             costs = [cost(script, device, given.rounds, folder) for script in COST_SCRIPTS]
             print_table("cost of the first pass", costs)
@@ -184,7 +217,9 @@ def main() -> None:
     if given.only is None:
         command = " ".join(["benchmarks/profile.py", *sys.argv[1:]])
         goals = judge(rows, costs, gains)
-        kept = write_results("profile", name, [*rows, *costs, gains], goals, command, also=given.also)
+        kept = write_results(
+            "profile", name, [*rows, *recipes, *costs, gains], goals, command, also=given.also
+        )
         print(f"kept in benchmarks/results/{kept.name}")
 
 

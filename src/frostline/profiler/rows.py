@@ -30,6 +30,8 @@ class Spans:
         self.steps = 0
         self.total = 0.0
         """Seconds of all their steps."""
+        self.ours = 0.0
+        """Seconds of these in which the profiler itself worked; no row has them."""
         self.own: dict[str, float] = defaultdict(float)
         """Kind → seconds that nothing inside of it takes."""
         self.host: dict[str, float] = defaultdict(float)
@@ -44,6 +46,7 @@ class Spans:
         blocks = [b for b in raw["blocks"] if b["phase"] == "B" and "end" in b]
         for block, found in zip(blocks, raw.get("spans", []), strict=False):
             self._add(found, {*kept(block, far)})
+        self.total -= self.ours
 
     def _add(self, found: Mapping[str, Any], whole: set[int]) -> None:
         spans, bounds, cuda = found["spans"], found["bounds"], found["cuda"]
@@ -52,7 +55,7 @@ class Spans:
         self.steps += len(whole)
         self.total += sum(end - (ends[i - 1] if i else 0.0) for i, end in enumerate(ends) if i in whole)
         ours = [span for span in spans if span[0] == "frostline" and span[3] in whole]
-        self.total -= sum(span[clock + 1] - span[clock] for span in ours)
+        self.ours += sum(span[clock + 1] - span[clock] for span in ours)
         inner, host_inner = [0.0] * len(spans), [0.0] * len(spans)
         for span in spans:
             if span[2] >= 0 and span[8] == spans[span[2]][8]:
