@@ -36,7 +36,10 @@ def _loaders(seen: Seen) -> list[Finding]:
                 text += f", {loader.decode_ms / loader.prepare_ms:.0%} of that decoding"
         if loader.needed is not None and loader.needed > loader.workers:
             text += f"; {loader.needed} workers would keep up with the step, there are {loader.workers}"
-        found.append(Finding("loader", f"{loader.name} cannot keep up", f"{text}.", loader.wait_ms))
+        title = (
+            f"{loader.name} cannot keep up" if loader.workers else f"{loader.name} works while the step waits"
+        )
+        found.append(Finding("loader", title, f"{text}.", loader.wait_ms))
     return found
 
 
