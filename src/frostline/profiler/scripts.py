@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,7 +43,12 @@ def _why_not(ran: Ran) -> str:
             f"that is not Python, or `python -I`, `-S` or `-E`, cannot be profiled."
         )
     if not ran.torches:
-        return f"{told}: torch was never imported.{end} What can be profiled is a training with PyTorch."
+        ran_by = shutil.which(ran.command[0])
+        other = f" It was run by {ran_by}; this frostline belongs to {sys.executable}." if ran_by else ""
+        other = other if ran.status and ran_by != sys.executable else ""
+        return (
+            f"{told}: torch was never imported.{end}{other} What can be profiled is a training with PyTorch."
+        )
     return (
         f"{told}: torch was imported, but no step was taken.{end} A step ends with optimizer.step() or, in a "
         f"loop without one, with the outermost module's call; a few of them are needed."
