@@ -85,7 +85,7 @@ class Monitor:
 def _gpu() -> Any:
     """Asks the driver for watts and its own utilisation; None where there is no driver."""
     try:
-        import pynvml  # type: ignore[import-untyped]
+        import pynvml
     except ImportError:
         return None
     try:

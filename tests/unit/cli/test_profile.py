@@ -53,7 +53,8 @@ def made(path: Path, ms: float) -> Path:
     Profile(
         command="python train.py", boundary="AdamW.step", wall=Steps(ms, ms - 0.1, ms + 0.1, 40, times),
         attributed=None, rows=(Row("forward", "forward", ms, 1.0),),
-        verdict=Verdict("compute-bound", "It computes."), machine=Machine("cpu", 2, "2.13", "3.11"), samples=8.0,
+        verdict=Verdict("compute-bound", "It computes."), samples=8.0,
+        machine=Machine("cpu", 2, "2.13", "3.11"),
     ).write(path)  # fmt: skip
     return path
 
