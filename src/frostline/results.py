@@ -42,7 +42,7 @@ class Row:
     """Where a part of the step goes. Rows, the overlap (below zero) and "other" add up to pass B's step."""
 
     kind: str
-    """data, copy, forward, backward, optimizer, zero_grad, clip, sync, save, decode, overlap or other."""
+    """data, copy, forward, backward, optimizer, zero_grad, clip, sync, save, overlap or other."""
     name: str
     """As people read it."""
     ms: float
@@ -216,7 +216,7 @@ class Finding:
     """Something that a person should know."""
 
     kind: str
-    """repeat, frozen, prefix, calls, batch, compile, sync, copy, loader, memory, boundary, cost, …"""
+    """repeat, frozen, prefix, calls, batch, compile, sync, copy, loader or code."""
     title: str
     text: str
     ms: float | None = None

@@ -88,6 +88,12 @@ def profile(
             "frostline profile needs a command after --, or a TARGET: `frostline profile -- python "
             "train.py`, `frostline profile my_work.py`."
         )
+    given = {"--keep-going": keep_going, "--no-replay": no_replay} if command is None else {
+        "--store": store, "--live": live, "--device": device, "KEY=VALUE": overrides
+    }  # fmt: skip
+    if wrong := [name for name, value in given.items() if value]:
+        what = "a TARGET" if command is None else "a command"
+        raise UsageError(f"{', '.join(wrong)} cannot be given with {what}.")
     from frostline.profiler.launch import Settings
 
     settings = Settings(steps, warmup, keep_going, trace, not no_replay)
@@ -109,7 +115,8 @@ def profile(
     from frostline.report import terminal
 
     terminal.show(found)
-    typer.echo(f"kept in {place}: profile.json, report.html{', trace.json' if trace else ''}")
+    names = [name for name in ("profile.json", "report.html", "trace.json") if (place / name).exists()]
+    typer.echo(f"kept in {place}: {', '.join(names)}")
     if status:
         raise typer.Exit(1)
 

@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,9 +180,16 @@ def _started(words: list[str], environment: dict[str, str]) -> subprocess.Popen[
 
 
 def _waited(process: subprocess.Popen[bytes]) -> int:
-    """Ctrl-C reaches the script too; it ends in its own way, and what is known by then is told."""
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
+    """Ctrl-C reaches the script too, from the terminal; SIGTERM is handed on. It ends in its own way, and
+    what is known by then is told."""
+    here = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate()) if here else None
+    try:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                continue
+    finally:
+        if here:
+            signal.signal(signal.SIGTERM, before)

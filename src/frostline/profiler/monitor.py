@@ -21,8 +21,8 @@ class Sample:
     cpu_s: float
     read_bytes: float
     rss: float
-    watts: float | None
-    utilization: float | None
+    gpus: dict[str, tuple[float, float]]
+    """Each GPU's UUID → watts, and the driver's own utilisation."""
 
 
 class Monitor:
@@ -74,31 +74,39 @@ class Monitor:
                     self._read[process.pid] = float(process.io_counters().read_bytes)
             except psutil.Error:  # it ended, or is not ours to see: what was known of it stays
                 continue
-        watts, used = self._gpu() if self._gpu is not None else (None, None)
+        gpus = self._gpu() if self._gpu is not None else {}
         self.samples.append(
             Sample(
-                time.perf_counter(), sum(self._cpu.values()), sum(self._read.values()), rss, watts, used
+                time.perf_counter(), sum(self._cpu.values()), sum(self._read.values()), rss, gpus
             )
         )  # fmt: skip
 
 
 def _gpu() -> Any:
-    """Asks the driver for watts and its own utilisation; None where there is no driver."""
+    """Asks the driver for watts and its own utilisation of all GPUs; None where there is no driver."""
     try:
         import pynvml
     except ImportError:
         return None
     try:
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        names = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     except pynvml.NVMLError:
         return None
 
-    def ask() -> tuple[float | None, float | None]:
-        try:
-            watts = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
-            return watts, pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-        except pynvml.NVMLError:
-            return None, None
+    def ask() -> dict[str, tuple[float, float]]:
+        found = {}
+        for name, handle in zip(names, handles, strict=True):
+            try:
+                watts = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
+                found[name] = (watts, pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+            except pynvml.NVMLError:  # some cards do not tell
+                continue
+        return found
 
     return ask
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _T = 1e12
 _PEAKS: dict[str, dict[str, float]] = {
     "h200": {"bfloat16": 989, "float16": 989, "float32": 67, "tf32": 495},
@@ -20,8 +22,10 @@ def peak_flops(device: str, dtype: str) -> float | None:
     """
     >>> peak_flops("NVIDIA H200", "bfloat16"), peak_flops("cpu", "float32")
     (989000000000000.0, None)
+    >>> peak_flops("NVIDIA A100-SXM4-80GB", "tf32")
+    156000000000000.0
     """
     for name, peaks in _PEAKS.items():
-        if name in device.lower().split() or (" " in name and name in device.lower()):
+        if name in re.split(r"[\s-]", device.lower()) or (" " in name and name in device.lower()):
             return peaks[dtype] * _T if dtype in peaks else None
     return None

@@ -48,18 +48,20 @@ def profile_of(
         ]),
     ]  # fmt: skip
     kernels = raw.get("kernels", {})
-    idle = _idle(kernels, step)
+    wait_ms = 1000 * (steps.a_step(raw, "waits") or 0.0)
+    idle = _idle(kernels, step, wait_ms)
     machine = _machine(raw, wall, spans, kernels, samples)
     rows = spans.rows()
     loaders = _loaders(raw, prepared, step, found)
     seen = verdict.Seen(
-        wall=wall, rows=rows, machine=machine, wait_ms=1000 * (steps.a_step(raw, "waits") or 0.0),
+        wall=wall, rows=rows, machine=machine, wait_ms=wait_ms,
         loaders=loaders, modules=_modules(raw, spans), trials={t.name: t for t in found}, idle=idle,
-        syncs=_syncs(raw), copies=_copies(raw), retries=steps.grown(raw, "retries"),
-        faults=steps.grown(raw, "faults"), exposed_copy_ms=1000 * kernels.get("exposed_copy_s", 0.0),
+        syncs=_syncs(raw, spans), copies=_copies(raw), retries=steps.grown(raw, "retries"),
+        swapped=steps.grown(raw, "swapped"), exposed_copy_ms=1000 * kernels.get("exposed_copy_s", 0.0),
         operators=raw.get("look", {}).get("operators", 0.0),
         lines=[(_here(line), share) for line, share in raw["lines"]],
         repeated={held["name"]: held["repeats"] / held["rows"] for held in raw["inputs"] if held["rows"]},
+        items_again=max((x["repeats"] / x["items"] for x in raw["loaders"] if x["items"]), default=0.0),
         training=not raw["boundary"].startswith("call of"),
     )  # fmt: skip
     again = repeats.repeats(raw, spans, prepared, out)
@@ -80,8 +82,8 @@ def _without(found: Steps | None, spans: Spans) -> Steps | None:
     """Pass B's step without what the profiler itself did in it."""
     if found is None or not spans.steps:
         return found
-    ours = 1000 * spans.ours / spans.steps
-    return dataclasses.replace(found, ms=found.ms - ours, low=found.low - ours, high=found.high - ours)
+    less = found.ms - spans.ms
+    return dataclasses.replace(found, ms=spans.ms, low=found.low - less, high=found.high - less)
 
 
 def _notes(ran: Ran) -> list[str]:
@@ -159,9 +161,12 @@ def _loaders(
     return tuple(sorted(found, key=lambda loader: -loader.wait_ms))
 
 
-def _syncs(raw: Raw) -> tuple[Sync, ...]:
+def _syncs(raw: Raw, spans: Spans) -> tuple[Sync, ...]:
+    """Places by the look; times by pass B, shared out by calls: under the look the device is idle anyway."""
     waits = raw.get("look", {}).get("waits", [])
-    found = [Sync(_here(w["where"]), w["what"], w["calls"], 1000 * w["s"]) for w in waits]
+    total = 1000 * spans.host["sync"] / spans.steps if spans.steps else 0.0
+    each = total / max(1e-9, sum(w["calls"] for w in waits))
+    found = [Sync(_here(w["where"]), w["what"], w["calls"], each * w["calls"]) for w in waits]
     return tuple(sorted(found, key=lambda sync: (-sync.ms, -sync.calls, sync.where)))
 
 
@@ -182,13 +187,14 @@ def _copies(raw: Raw) -> tuple[Copies, ...]:
     )
 
 
-def _idle(kernels: Mapping[str, Any], step: float) -> tuple[Idle, ...]:
-    """Idle time of pass A's step, by the causes that the trace showed: the tracer makes idle times longer."""
+def _idle(kernels: Mapping[str, Any], step: float, wait_ms: float) -> tuple[Idle, ...]:
+    """Idle time of pass A's step. What it waited for data is pass A's to say, as batches lie ready by the
+    time the tracer has started; the other causes are shared out as the trace showed them."""
     if not kernels.get("idle_s") or not step:
         return ()
     total = sum(kernels["idle_s"].values())
     idle = max(0.0, step - 1000 * kernels["busy_s"])
-    data = min(idle, 1000 * kernels["idle_s"]["data"])  # waiting is waiting, also under the tracer
+    data = min(idle, wait_ms)
     rest = total - kernels["idle_s"]["data"]
     found = {"data": data}
     for cause, seconds in kernels["idle_s"].items():
@@ -204,7 +210,8 @@ def _machine(
     gpu = device["name"] != "cpu"
     flops = look.get("flops")
     dtypes = look.get("flops_by_dtype") or {}
-    peak = peak_flops(device["name"], max(dtypes, key=dtypes.__getitem__)) if dtypes else None
+    dtype = max(dtypes, key=dtypes.__getitem__) if dtypes else ""
+    peak = peak_flops(device["name"], "tf32" if dtype == "float32" and device.get("tf32") else dtype)
     busy: float | None = None
     if wall is not None and gpu and "busy_s" in kernels:
         busy = min(1.0, 1000 * kernels["busy_s"] / wall.ms)
@@ -239,8 +246,11 @@ def _used(raw: Raw, samples: Sequence[Sample]) -> dict[str, float]:
         "cores": (last.cpu_s - first.cpu_s) / seconds, "rss": max(s.rss for s in inside),
         "read": (last.read_bytes - first.read_bytes) / seconds,
     }  # fmt: skip
-    for name in ("watts", "utilization"):
-        values = [v for s in inside if (v := getattr(s, name)) is not None]
-        if values:
-            found[name] = statistics.fmean(values)
+    mine = [
+        gpu for s in inside for uuid, gpu in s.gpus.items() if uuid.endswith(raw["device"].get("uuid", "?"))
+    ]
+    if mine:
+        found["watts"], found["utilization"] = (
+            statistics.fmean(column) for column in zip(*mine, strict=True)
+        )
     return found

@@ -14,7 +14,7 @@ from frostline.profiler.steps import Raw, kept, usual
 from frostline.results import Row, Span
 
 NAMES = {
-    "data": "waiting for data", "decode": "decoding", "copy": "copies to the device", "forward": "forward",
+    "data": "waiting for data", "copy": "copies to the device", "forward": "forward",
     "backward": "backward", "optimizer": "optimizer", "zero_grad": "zero_grad", "clip": "clipping gradients",
     "sync": "waiting for the device", "save": "torch.save",
 }  # fmt: skip

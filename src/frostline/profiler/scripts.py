@@ -22,7 +22,8 @@ def profile_script(command: Sequence[str], settings: Settings, out: Path) -> tup
     if not ran.processes:
         raise ProfileFailed(_why_not(ran))
     found = read(ran, out)
-    keep(found, out, ran.traces)
+    mine = f"trace-{ran.processes[0]['pid']}.json"
+    keep(found, out, [path for path in ran.traces if path.name == mine])
     stopped = ran.processes[0]["ended"] in ("stopped", "kept going")
     return found, 1 if ran.status and not stopped else 0
 

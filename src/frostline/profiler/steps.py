@@ -84,7 +84,9 @@ def cost(raw: Raw) -> Cost | None:
     rng = random.Random(0)
     medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(_DRAWS))
     low, high = medians[int(0.025 * _DRAWS)], medians[int(0.975 * _DRAWS)]
-    return Cost(statistics.median(ratios) - 1, low - 1, high - 1)
+    looks = sum(h["s"] * h["calls"] for h in raw["inputs"] if h["looked"] == h["calls"])
+    beside = looks / max(1, raw["steps"]) / max(usual(raw), 1e-9)  # these go on in bare steps too
+    return Cost(*(ratio - 1 + beside for ratio in (statistics.median(ratios), low, high)))
 
 
 def a_step(raw: Raw, name: str, phases: Sequence[str] = ("A",)) -> float | None:

@@ -52,12 +52,15 @@ class Seen:
     syncs: Sequence[Sync] = ()
     copies: Sequence[Copies] = ()
     retries: float = 0.0
-    faults: float = 0.0
+    swapped: float = 0.0
+    """Pages read back from swap, a step."""
     exposed_copy_ms: float = 0.0
     operators: float = 0.0
     """Of torch, a step."""
     repeated: Mapping[str, float] = field(default_factory=dict)
     """Module → the share of its inputs that it had seen before."""
+    items_again: float = 0.0
+    """The share of a data set's items that had been asked for before."""
     training: bool = True
     """Epochs follow each other; a loop of calls may see each input once."""
     lines: Sequence[tuple[str, float]] = ()
@@ -118,7 +121,7 @@ def flat(seen: Seen) -> bool:
     if whole is None or half is None or not _FLAT <= half.ms / whole.ms <= 2 - _FLAT:
         return False
     if seen.on_gpu:
-        return (seen.machine.busy or 0.0) < 0.8
+        return (seen.machine.busy or 0.0) < 0.8 and seen.idle_ms("launch", "optimizer") >= 0.15 * seen.step
     return bool(seen.operators) and seen.step / seen.operators < _SMALL_MS  # not an optimiser of many weights
 
 
@@ -126,15 +129,17 @@ def verdict(seen: Seen) -> Verdict:
     if seen.wall is None or seen.wall.count < FEWEST:
         n = seen.wall.count if seen.wall is not None else 0
         return Verdict("unclear", f"Too few steps to say: {n} of pass A were seen, {FEWEST} are needed.")
+    if seen.on_gpu and seen.machine.busy is None:
+        return Verdict("unclear", "It is not known how busy the GPU was: no trace of it could be taken.")
     if not seen.rows:
         return Verdict("unclear", "The script ended before it was seen where a step's time goes.")
     found = shares(seen)
     evidence = [f"{_NAMED[kind]}: {share:.0%} of the step" for kind, share in found.items() if share >= 0.01]
-    if seen.retries >= 0.1 or seen.faults >= 20:
+    if seen.retries >= 0.1 or seen.swapped >= 20:
         what = (
             f"the allocator emptied its cache {seen.retries:.1f} times a step"
             if seen.retries >= 0.1
-            else f"{seen.faults:.0f} pages a step were read back from disk or swap"
+            else f"{seen.swapped:.0f} pages a step were read back from swap"
         )
         return Verdict("memory-thrashing", f"Memory is short: {what}.", (what, *evidence))
     if flat(seen) and found["input"] < _ALSO:
@@ -223,7 +228,10 @@ def _moving(seen: Seen) -> list[Remedy]:
         found.append(Remedy("copies that cost nothing", bound(seen.step, gone), what, why))
     waits = seen.idle_ms("sync")
     if waits:
-        what = "read figures every few steps: " + ", ".join(s.where for s in seen.syncs[:3])
+        places = ", ".join(s.where for s in seen.syncs[:3])
+        what = (
+            f"read figures every few steps: {places}" if places else "make no tensors of Python numbers there"
+        )
         why = f"{waits:.2f} ms a step the device is idle after them"
         found.append(Remedy("no waiting for the device", bound(seen.step, waits), what, why))
     idle = seen.idle_ms("launch", "optimizer")
@@ -283,7 +291,9 @@ def _storing(seen: Seen) -> list[Remedy]:
 
 def storable(module: ModuleUse, seen: Seen) -> bool:
     """Frozen by itself, and its inputs come again: in another epoch, or before our eyes."""
-    again = seen.training or seen.repeated.get(module.name, 0.0) >= 0.05
+    share = seen.repeated.get(module.name, 0.0)
+    never = seen.items_again > 0.2 and share < 0.1 * seen.items_again  # augmented, or fed by something live
+    again = (seen.training and not never) or share >= 0.05
     return bool(module.frozen) and again and not inside_frozen(module, seen.modules)
 
 

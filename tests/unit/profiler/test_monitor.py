@@ -91,9 +91,9 @@ def test_one_that_may_not_be_looked_at_keeps_the_others(monkeypatch: pytest.Monk
 
 
 def test_power_is_the_drivers_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "_gpu", lambda: lambda: (250.0, 0.5))
+    monkeypatch.setattr(monitor, "_gpu", lambda: lambda: {"GPU-1": (250.0, 0.5)})
     process = child("pass")
     watching = Monitor(process.pid)
     watching._look()
     end(process)
-    assert (watching.samples[0].watts, watching.samples[0].utilization) == (250.0, 0.5)
+    assert watching.samples[0].gpus == {"GPU-1": (250.0, 0.5)}

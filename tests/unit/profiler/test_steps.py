@@ -28,7 +28,7 @@ def loader(batches: int | None, calls: int, a_step: float = 1.0, **more: Any) ->
 
 
 def raw(*blocks: dict[str, Any], loaders: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
-    return {"blocks": [*blocks], "loaders": [*loaders]}
+    return {"blocks": [*blocks], "loaders": [*loaders], "inputs": [], "steps": 10}
 
 
 def test_a_step_is_all_blocks_time_over_all_blocks_steps() -> None:
@@ -111,6 +111,14 @@ def test_cost_is_paired_by_rounds() -> None:
     )  # fmt: skip
     assert found is not None
     assert (found.share, found.low, found.high) == pytest.approx((0.02, 0.02, 0.02))
+
+
+def test_looking_at_inputs_costs_too_though_bare_steps_do_it_as_well() -> None:
+    found = raw(block("A", 1.0), block("bare", 1.0), block("A", 1.0), block("bare", 1.0))
+    found["inputs"] = [{"s": 0.01, "calls": 10, "looked": 10}, {"s": 0.5, "calls": 10, "looked": 3}]
+    got = steps.cost(found)
+    assert got is not None
+    assert got.share == pytest.approx(0.01)
 
 
 def test_a_round_that_an_epochs_end_took_away_does_not_shift_the_pairs() -> None:

@@ -83,7 +83,7 @@ def test_a_healthy_script_computes_and_needs_nothing(device: Machine) -> None:
 @pytest.mark.parametrize("wall", [None, Steps(100, 99, 101, FEWEST - 1)])
 def test_too_few_steps_are_no_verdict(wall: Steps | None) -> None:
     """Not even where everything else speaks for one."""
-    found = seen(wall=wall, wait_ms=90, faults=1000, trials=trials(replayed=10))
+    found = seen(wall=wall, wait_ms=90, swapped=1000, trials=trials(replayed=10))
     assert verdict(found).kind == "unclear"
     assert str(wall.count if wall else 0) in verdict(found).text
 
@@ -166,14 +166,14 @@ def test_neither_computing_nor_any_known_cause_is_mixed() -> None:
     assert "80%" in found.text
 
 
-@pytest.mark.parametrize("given", [{"faults": 30}, {"retries": 0.5}])
+@pytest.mark.parametrize("given", [{"swapped": 30}, {"retries": 0.5}])
 def test_memory_that_is_short_comes_first(given: dict[str, float]) -> None:
     found = seen(wait_ms=60, trials=trials(replayed=40), **given)
     assert verdict(found).kind == "memory-thrashing"
 
 
-def test_a_few_faults_are_none() -> None:
-    assert verdict(seen(faults=3, retries=0.01)).kind == "compute-bound"
+def test_a_few_pages_are_none() -> None:
+    assert verdict(seen(swapped=3, retries=0.01)).kind == "compute-bound"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,24 @@ def test_on_the_cpu_half_a_batch_says_something_where_operators_are_small(operat
 
 @pytest.mark.parametrize(("busy", "kind"), [(0.5, "launch-bound"), (0.9, "compute-bound")])
 def test_on_a_gpu_half_a_batch_says_something_where_the_device_idles(busy: float, kind: str) -> None:
-    assert verdict(on_gpu(busy, trials=trials(replayed=100, half=97))).kind == kind
+    found = on_gpu(busy, trials=trials(replayed=100, half=97), idle=idle(launch=100 * (0.97 - busy)))
+    assert verdict(found).kind == kind
+
+
+def test_on_a_gpu_the_scripts_own_code_is_no_launching() -> None:
+    found = on_gpu(0.4, trials=trials(replayed=100, half=97), idle=idle(other=60))
+    assert verdict(found).kind == "mixed"
+
+
+def test_a_gpu_that_nobody_watched_is_not_judged() -> None:
+    assert verdict(seen(machine=replace(GPU, busy=None))).kind == "unclear"
+
+
+def test_a_frozen_module_whose_inputs_never_come_again_is_not_to_be_stored() -> None:
+    """Items come again, their augmented pictures do not."""
+    module = ModuleUse("Net", "Net", 1, 50, frozen="parameters")
+    assert [r.name for r in remedies(seen(modules=[module]))] == ["storing what Net computes"]
+    assert remedies(seen(modules=[module], items_again=0.8, repeated={"Net": 0.0})) == ()
 
 
 def test_small_operators_alone_are_not_launch_bound() -> None:

@@ -10,7 +10,9 @@ import gc
 import os
 import statistics
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from .ends import Ends
 from .kernels import Kernels
 from .loaders import Loaders
 from .looks import Look
-from .modules import Modules
+from .modules import Modules, in_worker
 from .parts import Parts
 from .phases import FOUND_IN, PHASES, Block, plan, steady, total
 from .samples import Samples
@@ -46,7 +48,6 @@ class Agent:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
         self.folder = Path(settings["folder"])
-        self.world = int(os.environ.get("WORLD_SIZE", "1"))
         self.keep_going = bool(settings["keep_going"])
         self.loaders = Loaders(self.folder)
         self.decodes = Decodes(self.loaders.decoded)
@@ -56,7 +57,7 @@ class Agent:
 
     def reset(self) -> None:
         """As new: also in a child that was forked while its parent was being watched."""
-        self.pid, self.began = os.getpid(), time.perf_counter()
+        self.pid, self.thread = os.getpid(), threading.get_ident()
         self.n, self.last = 0, time.perf_counter()
         self.boundary_name = ""
         self.phase = "warm"
@@ -93,9 +94,33 @@ class Agent:
         self.loaders.told = self._waited
         # these stay until `unhook`: torch iterates over its hooks, so none may be taken away inside of one
         self.handles = [
-            optimizers.register_optimizer_step_pre_hook(self._stepping),
-            optimizers.register_optimizer_step_post_hook(self._stepped),
+            optimizers.register_optimizer_step_pre_hook(self.guarded(self._stepping)),
+            optimizers.register_optimizer_step_post_hook(self.guarded(self._stepped)),
         ]
+        os.register_at_fork(after_in_child=self._forked)
+
+    def guarded(self, ours: Callable[..., None]) -> Callable[..., None]:
+        """An error of ours is told, ends the profile, and is none of the script's."""
+
+        def called(*args: Any) -> None:
+            try:
+                ours(*args)
+            except Exception as e:  # noqa: BLE001 -- whatever it is; Stop is no Exception
+                self.notes.append(f"the profiler failed and let the script go on: {type(e).__name__}: {e}")
+                sys.stderr.write(f"frostline: {self.notes[-1]}\n")
+                self.block = None
+                self.finish("an error of the profiler")
+
+        return called
+
+    def _forked(self) -> None:
+        """A child has nothing on that belongs to a block of its parent."""
+        if self.spans is not None and self.parts is not None and self.calls is not None:
+            self.calls.remove()
+            self.parts.uninstall()
+            self.loaders.spans = self.spans = self.parts = self.calls = None
+            if self.collects:
+                gc.enable()
 
     def unhook(self) -> None:
         for handle in self.handles:
@@ -118,9 +143,12 @@ class Agent:
         self.ends.uninstall()
         if self.n:
             record.write(self, how)
+        self.modules.uses.clear()
+        self.inputs.clear()
 
     def _waited(self, began: float, ended: float, rows: int, came: bool) -> None:
-        self.waits.append([began, ended, rows, came])
+        if threading.get_ident() == self.thread:  # what others wait for is not the step's wait
+            self.waits.append([began, ended, rows, came])
 
     def _begin_again(self) -> None:
         """Other steps than before: nothing of what those were being watched for is left on."""
@@ -173,6 +201,8 @@ class Agent:
 
     def boundary(self, name: str) -> None:
         """A step ended."""
+        if in_worker():
+            return
         if self.done:
             self._stop_again()
             return
@@ -180,7 +210,7 @@ class Agent:
             self._begin_again()  # a forked child trains by itself
         now = time.perf_counter()
         self.n += 1
-        self.boundary_name = name
+        self.boundary_name, self.thread = name, threading.get_ident()
         if self.block is None:
             self._warming(now)
         else:
@@ -215,15 +245,16 @@ class Agent:
         compiling = _graphs() != self.graphs
         self.graphs = _graphs()
         calm = steady(self.times) and not compiling
-        if self.world > 1 or calm or self.n >= _PATIENCE * max(wanted, 3) or wanted <= 3:
-            if not calm and self.world == 1:
+        world = record.ranks()[1]
+        if world > 1 or calm or self.n >= _PATIENCE * max(wanted, 3) or wanted <= 3:
+            if not calm and world == 1:
                 self.notes.append(f"the steps had not become steady after {self.n} of them")
-            self.warmup = self.n
+            self.warmup, self.graphs = self.n, _graphs()
             self.queue = plan(
                 self.settings["steps"],
-                1.0 if self.world > 1 else self._usual(),  # all ranks stop at the same step
+                1.0 if world > 1 else self._usual(),  # all ranks stop at the same step
                 cuda=cuda.used(),
-                replay=self.settings["replay"] and not self.keep_going and self.world == 1,
+                replay=self.settings["replay"] and not self.keep_going and world == 1,
                 trace=self.settings["trace"] or cuda.used(),
                 workers=any(about["workers"] for about in self.loaders.seen.values()),
             )
@@ -303,6 +334,8 @@ class Agent:
         self._next()
 
     def _close_block(self, ended: float) -> None:
+        if self.blocks[-1]["phase"] == "half" and _graphs() != self.graphs:
+            self.blocks[-1]["phase"] = "half, compiled again"  # other code ran than in the whole batch
         self.blocks[-1] |= {"end": ended, "after": record.counters()}
         self._leave()
 
@@ -366,7 +399,7 @@ class Agent:
 
     def _watch_inputs(self) -> None:
         for use, _ in self.modules.frozen():
-            if id(use.module) not in self.inputs:
+            if id(use.module) not in self.inputs and not isinstance(use.module, torch.jit.ScriptModule):
                 self.inputs[id(use.module)] = Inputs(use.module)
         for use in self.modules.called():
             if use.prefix is not None and id(use.module) not in self.inputs:
@@ -378,7 +411,7 @@ class Agent:
         step = self._usual()
         following = self.queue[0].phase if self.queue else ""
         for inputs in self.inputs.values():
-            cost = inputs.seconds / max(1, inputs.looked) * inputs.calls / max(1, self.n)
+            cost = inputs.typical_s * inputs.calls / max(1, self.n)
             inputs.paused = following in ("A", "bare") and cost > _MOST_INPUT_COST * step
             inputs.ours = following in ("replay", "half")
 
@@ -401,7 +434,7 @@ class Agent:
     def note_progress(self, what: str) -> None:
         """A line now and then: quick scripts are not drowned in them."""
         now = time.perf_counter()
-        if self.settings["quiet"] or int(os.environ.get("RANK", "0")) or now - self.told < _TOLD_EVERY_S:
+        if self.settings["quiet"] or record.ranks()[0] or now - self.told < _TOLD_EVERY_S:
             return
         self.told = now
         told = ""

@@ -7,8 +7,10 @@ told apart by their content, all of it: pictures may differ in a few pixels only
 from __future__ import annotations
 
 import hashlib
+import statistics
 import threading
 import time
+from collections import deque
 from typing import Any
 
 import torch
@@ -40,6 +42,8 @@ class Calls:
         """(module, thread) → its open spans."""
         self._spans = spans
         for use in uses:
+            if isinstance(use.module, torch.jit.ScriptModule):
+                continue  # takes no hooks
             if getattr(use.module, "_compiled_call_impl", None) is not None:
                 self._around(use)
             else:
@@ -86,10 +90,13 @@ class Inputs:
     def __init__(self, module: nn.Module, frozen: list[nn.Module] | None = None) -> None:
         """frozen: those of its parts that nothing should change; by default all of it."""
         self.calls = self.looked = self.rows = self.repeats = 0
-        self.seconds = 0.0
         self.paused = self.ours = False
         """Not looked at: it would be felt, or what is handed out is what the profiler had kept."""
+        self.fed = False
+        """What it is given depends on something that is trained: it never comes again."""
+        self.failed = ""
         self.spans: Spans | None = None
+        self._took: deque[float] = deque(maxlen=9)
         self._fixed = [p for part in frozen or [module] for p in part.parameters()]
         self._versions, self._sums = _versions(self._fixed), _sums(self._fixed)
         self._known: set[bytes] = set()
@@ -101,9 +108,18 @@ class Inputs:
         if self.ours or torch.compiler.is_compiling():
             return
         self.calls += 1
-        given = [t.detach() for t in tensors((args, kwargs)) if t.layout == torch.strided and t.numel()]
+        if self.paused or self.failed:
+            return
+        self.fed = self.fed or any(t.requires_grad for t in tensors((args, kwargs)))
+        try:
+            self._look((args, kwargs))
+        except Exception as e:  # noqa: BLE001 -- ours, whatever it is: the script goes on
+            self.failed = f"{type(e).__name__}: {e}"
+
+    def _look(self, call: Any) -> None:
+        given = [t.detach() for t in tensors(call) if t.layout == torch.strided and t.numel()]
         rows = next((t.shape[0] for t in given if t.dim()), 0)
-        if self.paused or not rows:
+        if not rows:
             return
         place = self.spans.enter(OURS, "looking at inputs") if self.spans is not None else -1
         began = time.perf_counter()
@@ -115,9 +131,14 @@ class Inputs:
                 self._waiting.append([self._mixed(t) for t in each])
             else:
                 self._count(_joined([_digests(t) for t in each], rows))
-        self.seconds += time.perf_counter() - began
+        self._took.append(time.perf_counter() - began)
         if self.spans is not None:
             self.spans.leave(place)
+
+    @property
+    def typical_s(self) -> float:
+        """Seconds that a look takes; the first of them also loads and builds."""
+        return statistics.median(self._took) if self._took else 0.0
 
     def _mixed(self, value: Tensor) -> Tensor:
         """Two sums of a row's bits by weights, on the device: nothing waits for them."""
@@ -160,7 +181,11 @@ def _sums(parameters: list[nn.Parameter]) -> list[float]:
     """Of a few parameters' first values."""
     some = parameters[:: max(1, len(parameters) // 8)][:8]
     with torch.no_grad():
-        return [float(p.detach().flatten()[:4096].double().sum()) for p in some if not p.is_meta]
+        return [
+            float(getattr(p, "_local_tensor", p).detach().flatten()[:4096].float().sum())
+            for p in some
+            if not p.is_meta
+        ]
 
 
 def _in_rows(value: Tensor, rows: int) -> Tensor:

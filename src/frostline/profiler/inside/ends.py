@@ -37,8 +37,12 @@ class Ends:
                     f"the error came while the profiler handed out {self.trying}, which may be its reason; "
                     f"--no-replay leaves that out"
                 )
-            self._agent.finish(f"{kind.__name__}: {error}")
-            told(kind, error, trace)
+            try:
+                self._agent.finish(f"{kind.__name__}: {error}")
+            except Exception as e:  # noqa: BLE001 -- a device that failed may fail us too
+                sys.stderr.write(f"frostline: what was measured is lost: {type(e).__name__}: {e}\n")
+            finally:
+                told(kind, error, trace)
 
         self._patches.set(os, "_exit", _exit)
         self._patches.set(sys, "excepthook", excepthook)

@@ -16,6 +16,9 @@ _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchroniz
 _NEAR = 3e-6
 """Seconds: shorter gaps between kernels are the device's own."""
 
+_QUIET = 1e-3
+"""Seconds without a call of torch that are no longer Python between two calls."""
+
 Interval = tuple[float, float]
 
 
@@ -44,39 +47,43 @@ def _device(traced: Any, steps: int) -> dict[str, Any]:
     """Busy and idle seconds a step, idle ones by cause."""
     kernels: list[Interval] = []
     copies: list[Interval] = []
-    host: dict[str, list[Interval]] = {"data": [], "copy": [], "optimizer": [], "sync": []}
+    host: dict[str, list[Interval]] = {"data": [], "copy": [], "optimizer": [], "sync": [], "torch": []}
     ends: list[float] = []
     for event in traced.profiler.kineto_results.events():
         start = event.start_ns() * 1e-9
         span = (start, start + event.duration_ns() * 1e-9)
         name = event.name()
+        if name.startswith("frostline:end") and event.device_type() != torch._C._autograd.DeviceType.CUDA:
+            ends.append(span[0])
+            continue
         if event.device_type() == torch._C._autograd.DeviceType.CUDA:
-            if name.startswith("frostline:"):
-                continue  # the label's own shadow on the device
+            if name.startswith("frostline:") or event.is_user_annotation():
+                continue  # a label's shadow on the device
             (copies if name.startswith(("Memcpy HtoD", "Memcpy DtoH")) else kernels).append(span)
         elif name.startswith("frostline:"):
             kind = name.split(":")[1]
-            if kind == "end":
-                ends.append(span[0])
-            elif kind in host:
+            if kind in host:
                 host[kind].append(span)
         elif name.startswith(_WAITS) and not name.startswith("cudaMemcpyAsync"):
             host["sync"].append(span)
+        elif not event.is_user_annotation():
+            host["torch"].append(span)
     if not kernels:
         return {}
     began, ended = min(k[0] for k in kernels), max(k[1] for k in kernels)
-    if len(ends) >= 2:  # the first one stands where the first step begins
-        began, ended = min(ends), max(ends)
+    if ends:  # the first stands where the first step begins; the device may be done long after the last
+        began, ended = min(ends), max(*ends, ended)
     kernels, copies = clip(kernels, began, ended), clip(copies, began, ended)
     busy = union([*kernels, *copies])
-    idle = dict.fromkeys(("data", "copy", "sync", "optimizer", "launch"), 0.0)
+    host["torch"] = union(host["torch"])
+    idle = dict.fromkeys(("data", "copy", "sync", "optimizer", "launch", "other"), 0.0)
     for gap in gaps(busy, began, ended):
         idle[_cause(gap, host)] += gap[1] - gap[0]
     exposed = sum(b - a for a, b in subtract(union(copies), union(kernels)))
     return {
         "busy_s": sum(b - a for a, b in busy) / steps, "idle_s": {n: s / steps for n, s in idle.items()},
         "copy_s": sum(b - a for a, b in union(copies)) / steps, "exposed_copy_s": exposed / steps,
-        "span_s": (ended - began) / steps, "kernels": len(kernels) / steps,
+        "kernels": len(kernels) / steps,
     }  # fmt: skip
 
 
@@ -91,7 +98,11 @@ def _cause(gap: Interval, host: dict[str, list[Interval]]) -> str:
             return cause
     if any(span[0] < gap[0] and gap[0] - _NEAR < span[1] <= gap[1] for span in host["sync"]):
         return "sync"
-    return "optimizer" if sum(_common(gap, s) for s in host["optimizer"]) > length / 2 else "launch"
+    if sum(_common(gap, s) for s in host["optimizer"]) > length / 2:
+        return "optimizer"
+    # launching is calling torch again and again; a long stretch without is the script's own code
+    quiet = max((b - a for a, b in gaps(clip(host["torch"], *gap), *gap)), default=0.0)
+    return "other" if quiet > max(length / 2, _QUIET) else "launch"
 
 
 def _common(a: Interval, b: Interval) -> float:

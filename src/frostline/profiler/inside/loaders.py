@@ -20,16 +20,17 @@ import torch.utils.data
 from torch.utils.data import dataloader
 from torch.utils.data._utils import fetch
 
-from .batches import again, half, n_rows
+from .batches import again, half, n_rows, tensors
 from .patches import Patches
 
 Decoded = list[Any]
 About = dict[str, Any]
 _EMPTY: About = {
     "workers": 0, "calls": 0, "wait_s": 0.0, "batch_size": None, "pinned": False, "items": 0, "repeats": 0,
-    "batches": None, "samples": None, "kept": None, "steps": 0, "now": 0,
+    "batches": None, "samples": None, "kept": None, "as": None, "steps": 0, "now": 0,
 }  # fmt: skip
-_PRIVATE = ("known", "kept", "steps", "now", "each")
+_SCRIPT: dict[str, Any] = {"dataset": "the script itself", "start": -1.0, "s": 0.0, "n": 0}
+_PRIVATE = ("known", "kept", "steps", "now", "each", "as")
 _MOST_ITEMS = 4_000_000
 """Items of a data set whose numbers are remembered."""
 _MOST_AGAIN = 64
@@ -61,7 +62,7 @@ class Loaders:
 
     def install(self) -> None:
         base: Any = dataloader._BaseDataLoaderIter
-        begin, index, get = base.__init__, base._next_index, fetch._MapDatasetFetcher.fetch
+        begin, index = base.__init__, base._next_index
 
         def __init__(iterator: Any, loader: Any) -> None:
             begin(iterator, loader)
@@ -73,17 +74,21 @@ class Loaders:
             self._items(iterator, found)
             return found
 
+        self._always.set(dataloader._BaseDataLoaderIter, "__init__", __init__)
+        self._always.set(dataloader._BaseDataLoaderIter, "_next_index", _next_index)
+        for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            self._always.set(kind, "fetch", self._fetching(kind.fetch))
+        self.watch(True)
+
+    def _fetching(self, get: Any) -> Any:
         def fetched(fetcher: Any, possibly_batched_index: Any) -> Any:
             self.decodes.clear()
             began = time.perf_counter()
-            batch = get(fetcher, possibly_batched_index)  # type: ignore[no-untyped-call]
+            batch = get(fetcher, possibly_batched_index)
             self._prepared(fetcher, possibly_batched_index, began, time.perf_counter() - began)
             return batch
 
-        self._always.set(dataloader._BaseDataLoaderIter, "__init__", __init__)
-        self._always.set(dataloader._BaseDataLoaderIter, "_next_index", _next_index)
-        self._always.set(fetch._MapDatasetFetcher, "fetch", fetched)
-        self.watch(True)
+        return fetched
 
     def watch(self, on: bool) -> None:
         """Waiting is measured, or not."""
@@ -142,7 +147,7 @@ class Loaders:
                 spans.leave(place)
             self._count(about, began, ended, rows, came)
         if self.keep:
-            about["kept"] = batch
+            about["kept"], about["as"] = batch, _versions(batch)
         return batch
 
     def _count(self, about: About, began: float, ended: float, rows: int, came: bool) -> None:
@@ -154,12 +159,15 @@ class Loaders:
 
     def _again(self, about: About) -> Any:
         """The batch that was kept of a loader which every step reads from; None: it goes on as it would."""
-        if about["kept"] is None or about["steps"] < 2 or about["now"] > _MOST_AGAIN:
+        if not _ready(about) or about["now"] > _MOST_AGAIN:
             return None
         return again(about["kept"]) if self.replay == "replay" else half(about["kept"])
 
     def step(self) -> None:
         """A step ended: loaders that gave it a batch are those that it reads from."""
+        if self.decodes:  # by the script itself, outside of every loader
+            self.prepared.append({**_SCRIPT, "decodes": [*self.decodes]})
+            self.decodes.clear()
         if not self._watching:
             return
         self._steps += 1
@@ -171,9 +179,7 @@ class Loaders:
 
     def replayable(self, how: str) -> bool:
         """Whether there is a batch to hand out again, or half of one."""
-        kept = [
-            about["kept"] for about in self.seen.values() if about["kept"] is not None and about["steps"] >= 2
-        ]
+        kept = [about["kept"] for about in self.seen.values() if _ready(about)]
         return any(n_rows(batch) and (how == "replay" or half(batch) is not None) for batch in kept)
 
     def _about(self, loader: Any) -> About:
@@ -240,6 +246,16 @@ class Loaders:
             os.write(fd, (json.dumps(line) + "\n").encode())
         finally:
             os.close(fd)
+
+
+def _versions(batch: Any) -> list[int]:
+    return [t._version for t in tensors(batch) if not t.is_inference()]
+
+
+def _ready(about: About) -> bool:
+    """Whether a loader's batch can be handed out again: steps read from it, and did not write into it."""
+    kept = about["kept"]
+    return kept is not None and about["steps"] >= 2 and _versions(kept) == about["as"]
 
 
 def _length(thing: Any) -> int | None:

@@ -112,7 +112,7 @@ class Modules:
         return bool(self._handles)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or in_worker():
             return
         thread = threading.get_ident()
         stack = self._stacks.setdefault(thread, [])
@@ -128,7 +128,7 @@ class Modules:
         stack.append((id(module), time.perf_counter()))
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or in_worker():
             return
         stack = self._stacks.get(threading.get_ident(), [])
         while stack:
@@ -259,6 +259,11 @@ def _told(use: Use, frozen: str, modules: Modules) -> dict[str, Any]:
         "trainable": sum(p.numel() for p in parameters if p.requires_grad), "prefix": prefix,
         "seconds": use.seconds, "quiet": use.quiet, "out_bytes": use.out_bytes,
     }  # fmt: skip
+
+
+def in_worker() -> bool:
+    """Whether this is a DataLoader's worker: its transforms may be modules, but nothing is trained there."""
+    return torch.utils.data.get_worker_info() is not None
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -52,7 +52,7 @@ def plan(
 ) -> list[Block]:
     """
     >>> [f"{b.phase}{b.steps}" for b in plan(12, 0.05, cuda=False, replay=True, trace=False)]
-    ['A2', 'bare2', 'B2', 'bare2', 'B2', 'A2', 'lines6', 'replay12', 'half12', 'look2']
+    ['A2', 'bare2', 'B2', 'bare2', 'B2', 'A2', 'lines6', 'look2', 'replay12', 'half12']
     """
     size = _ON_GPU if cuda else _ON_CPU
     rounds = max(2, round(steps / 3 / size))
@@ -61,12 +61,13 @@ def plan(
     settle = 2 if workers else 1  # batches that were prepared between two blocks are gone then
     blocks = [Block(kinds[(i + r) % 3], size, settle) for r in range(rounds) for i in range(3)]
     blocks.append(Block("lines", max(2, min(_MOST, round(_LINES_S / max(step_s, 1e-6))))))
-    if replay:
-        n = max(12, 2 * size)
-        blocks += [Block("replay", n, settle=3), Block("half", n, settle=3)]
     if trace:
         blocks.append(Block("trace", 3))
-    return [*blocks, Block("look", 2, settle=0)]
+    blocks.append(Block("look", 2, settle=0))
+    if replay:  # half a batch last: what is compiled for it may run for the whole one from then on
+        n = max(12, 2 * size)
+        blocks += [Block("replay", n, settle=3), Block("half", n, settle=3)]
+    return blocks
 
 
 def total(blocks: Sequence[Block]) -> int:

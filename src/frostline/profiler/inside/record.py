@@ -16,7 +16,7 @@ from . import cuda
 
 def write(agent: Any, how: str) -> None:
     known = {
-        "pid": agent.pid, "rank": int(os.environ.get("RANK", "0")), "world": agent.world, "ended": how,
+        "pid": agent.pid, "rank": ranks()[0], "world": ranks()[1], "ended": how,
         "argv": sys.argv, "boundary": agent.boundary_name, "steps": agent.n + agent.starts.missed,
         "asked": agent.asked or "all", "warmup": agent.warmup,
         "blocks": agent.blocks, "modules": _modules(agent), "inputs": _inputs(agent),
@@ -31,11 +31,19 @@ def write(agent: Any, how: str) -> None:
     aside.replace(path)
 
 
+def ranks() -> tuple[int, int]:
+    """(rank, how many there are): known when a process group is made, or told by the launcher."""
+    group = torch.distributed
+    if group.is_available() and group.is_initialized():
+        return group.get_rank(), group.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def _modules(agent: Any) -> list[dict[str, Any]]:
     """What moved meanwhile, as a moving average does, is not frozen."""
     if agent.modules.watching:
         return []
-    moved = {key for key, held in agent.inputs.items() if held.moved()}
+    moved = {key for key, held in agent.inputs.items() if held.moved() or held.fed}
     found: list[dict[str, Any]] = agent.modules.summary(moved)
     return found
 
@@ -45,7 +53,7 @@ def _inputs(agent: Any) -> list[dict[str, Any]]:
     return [
         {
             "name": names.get(key, ""), "calls": held.calls, "looked": held.looked, "rows": held.rows,
-            "repeats": held.repeats, "moved": held.moved(),
+            "repeats": held.repeats, "moved": held.moved() or held.fed, "s": held.typical_s,
         }
         for key, held in agent.inputs.items()
     ]  # fmt: skip
@@ -76,7 +84,17 @@ def look(agent: Any) -> None:
 def counters() -> dict[str, float]:
     """What only ever grows: pages read back from disk, and times that the allocator had to start over."""
     retries = torch.cuda.memory_stats().get("num_alloc_retries", 0) if cuda.used() else 0
-    return {"faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt, "retries": retries}
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    return {"faults": faults, "retries": retries, "swapped": _swapped()}
+
+
+def _swapped() -> float:
+    """Pages that the machine has read back from swap so far."""
+    try:
+        with open("/proc/vmstat", encoding="ascii") as lines:
+            return float(next((line.split()[1] for line in lines if line.startswith("pswpin ")), 0))
+    except OSError:  # not on Linux
+        return 0.0
 
 
 def _device() -> dict[str, Any]:
@@ -86,7 +104,8 @@ def _device() -> dict[str, Any]:
     index = torch.cuda.current_device()
     return {
         "name": torch.cuda.get_device_name(index), "index": index,
-        "bus": getattr(torch.cuda.get_device_properties(index), "pci_bus_id", None),
+        "uuid": str(getattr(torch.cuda.get_device_properties(index), "uuid", "?")),
+        "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
         "peak_allocated": stats.get("allocated_bytes.all.peak", 0),
         "peak_reserved": stats.get("reserved_bytes.all.peak", 0),
         "alloc_retries": stats.get("num_alloc_retries", 0), "total": torch.cuda.mem_get_info()[1],

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-_MAIN = 0
+_NONE = [(-1, None)]
 
 
 @dataclass(slots=True)
@@ -26,7 +26,6 @@ class Span:
     step: int
     start: float
     end: float = -1.0
-    stream: int = 0
     first: Any = None
     last: Any = None
     beside: bool = False
@@ -53,8 +52,9 @@ class Spans:
         self._lock = threading.Lock()
         self._base: Any = None
         self._began = time.perf_counter()
-        self._stream = 0
+        self._stream = self._device = 0
         if cuda:
+            self._device = torch.cuda.current_device()
             self._stream = torch.cuda.current_stream().cuda_stream
             self._base = self._event()
         self.marks: list[tuple[float, Any]] = []
@@ -84,12 +84,12 @@ class Spans:
         thread = threading.get_ident()
         stack = self._stacks.setdefault(thread, [])
         stream = torch.cuda.current_stream().cuda_stream if self.cuda else 0
-        beside = thread != self._owner or stream != self._stream
+        beside = stream != self._stream if self.cuda else thread != self._owner
+        around = self._stacks.get(self._owner, []) if self.cuda and not beside and not stack else []
         label = self._label(f"frostline:{kind}:{name}") if self._label is not None else None
         if label is not None:
             label.__enter__()
-        span = Span(kind, name, stack[-1][0] if stack else -1, thread, self.step, 0.0, beside=beside)
-        span.stream = stream
+        span = Span(kind, name, (stack or around or _NONE)[-1][0], thread, self.step, 0.0, beside=beside)
         with self._lock:
             place = len(self.found)
             self.found.append(span)
@@ -115,7 +115,9 @@ class Spans:
         return bool(self._stacks.get(thread))
 
     def _event(self) -> Any:
-        if not self.cuda:
+        if not self.cuda or torch.cuda.current_device() != self._device:
+            return None
+        if torch.cuda.is_current_stream_capturing():
             return None
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
@@ -141,7 +143,9 @@ class Spans:
         return [[at - self._began, self._since(event)] for at, event in self.marks]
 
     def _on_device(self, first: Any, last: Any) -> tuple[float, float]:
-        return (self._since(first), self._since(last)) if self.cuda and last is not None else (0.0, 0.0)
+        return (
+            (self._since(first), self._since(last)) if first is not None and last is not None else (0.0, 0.0)
+        )
 
     def _since(self, event: Any) -> float:
-        return 1e-3 * float(self._base.elapsed_time(event)) if self.cuda else 0.0
+        return 1e-3 * float(self._base.elapsed_time(event)) if self.cuda and event is not None else 0.0

@@ -34,6 +34,7 @@ class Starts:
         """of the same class, for parameters of the same shapes: the same training once more."""
         self._kind: Any = None
         self._calls: Counter[int] = Counter()
+        self._asked_at = _CALLS
         self._modules: dict[int, nn.Module] = {}
         self._handle: Any = None
         self.by_calls = False
@@ -48,7 +49,7 @@ class Starts:
         if self._last is not None:
             last = self._last()
             self._others = 0 if optimizer is last else self._others + 1
-            if last is not None and self._others <= _AGAIN:
+            if last is not None and self._others <= max(_AGAIN, 2 * len(self._seen)):
                 return optimizer is last
             self._seen, self._last, self._others, self.changed = [], None, 0, True
             self.alike, self._kind = self._kind == _kind(optimizer), _kind(optimizer)
@@ -64,8 +65,10 @@ class Starts:
             return
         self._calls[id(module)] += 1
         self._modules[id(module)] = module
-        if sum(self._calls.values()) % _CALLS == 0 and not alive(torch.optim.Optimizer):
-            self._choose()
+        if sum(self._calls.values()) >= self._asked_at:
+            self._asked_at *= 2  # looking through all objects takes its time
+            if not alive(torch.optim.Optimizer):
+                self._choose()
 
     def _choose(self) -> None:
         """Of the modules that are called the fewest times (but again and again) the last one."""
@@ -92,6 +95,7 @@ class Starts:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+        self._modules.clear()
 
 
 def _kind(optimizer: Any) -> tuple[Any, ...]:

@@ -36,14 +36,14 @@ def test_no_pass_always_follows_the_same(steps: int, step_s: float) -> None:
 
 
 @given(Steps, Seconds, st.booleans(), st.booleans())
-def test_what_counts_comes_first_and_looking_last(
+def test_what_counts_comes_first_and_half_a_batch_last(
     steps: int, step_s: float, replay: bool, trace: bool
 ) -> None:
     blocks = plan(steps, step_s, cuda=True, replay=replay, trace=trace)
     phases = [key for key, _ in groupby(b.phase for b in blocks)]
     last = max(i for i, phase in enumerate(phases) if phase in TURNS)
     assert not {*phases[: last + 1]} - {*TURNS}
-    assert phases[-1] == "look"
+    assert phases[-1] == ("half" if replay else "look")  # what is compiled for half may stay
     assert ("replay" in phases, "half" in phases, "trace" in phases) == (replay, replay, trace)
     assert {*phases} <= {*PHASES}
 
