@@ -1,4 +1,4 @@
-"""What an agent knows, as JSON: one file a process, whole after every block."""
+"""What an agent knows, as JSON: one file a process, replaced as a whole."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ LIBRARIES = (*(os.path.join(path, "") for path in _PATHS), OURS)
 
 
 class Samples:
-    """Lines of the thread that made it, between `begin` and `end`, while `idle()` says that no part is on."""
+    """Lines of the thread that begins it, until `end`, whenever that thread is in no span."""
 
     def __init__(self) -> None:
         self.lines: Counter[str] = Counter()

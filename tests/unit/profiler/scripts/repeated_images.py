@@ -5,6 +5,7 @@ Of the 20·n images of n steps in a row, 8 + 4·n are different: 16·n − 8 are
 """
 
 import argparse
+import time
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +45,23 @@ class Encoder(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--print-step-ms", type=int, default=0, help="mean over so many steps, from the 15th")
     args = parser.parse_args()
     torch.manual_seed(0)
     width = 48 if args.device == "cpu" else 2048
     encoder = Encoder(width).to(args.device).eval().requires_grad_(False)
     head = nn.Sequential(nn.Linear(width, 256), nn.GELU(), nn.Linear(256, 10)).to(args.device)
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
-    for images in DataLoader(Images(), BATCH):
+    began = 0.0
+    for step, images in enumerate(DataLoader(Images(), BATCH)):
+        if args.print_step_ms and step in (15, 15 + args.print_step_ms):
+            if args.device == "cuda":
+                torch.cuda.synchronize()
+            if step > 15:
+                mean = 1000 * (time.perf_counter() - began) / args.print_step_ms
+                print(f"step_ms {mean:.4f}", flush=True)
+                return
+            began = time.perf_counter()
         with torch.no_grad():
             features = encoder(images.to(args.device))
         loss = head(features).square().mean()
