@@ -102,9 +102,12 @@ def shares(seen: Seen) -> dict[str, float]:
     if seen.idle:
         waits = min(waits, seen.idle_ms("data") / seen.step)
     lost = 1 - replayed.ms / seen.beside_ms if replayed is not None else waits
-    if not any(loader.workers for loader in seen.loaders):
+    if seen.trial("real") is None and not any(loader.workers for loader in seen.loaders):
         lost = min(lost, waits)  # nothing else than the wait goes when nobody works beside the step
-    found = {"input": max(0.0, lost) if waits >= 0.05 else 0.0}
+    felt = waits >= 0.05
+    if (real := seen.trial("real")) is not None and replayed is not None:
+        felt = real.low > replayed.high  # in turns: also what is waited for when an epoch begins
+    found = {"input": max(0.0, lost) if felt else 0.0}
     if seen.on_gpu:
         found["transfer"] = (seen.exposed_copy_ms + seen.idle_ms("copy")) / seen.step
         found["sync"] = seen.idle_ms("sync") / seen.step

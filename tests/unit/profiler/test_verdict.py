@@ -195,6 +195,13 @@ def test_on_a_gpu_the_scripts_own_code_is_no_launching() -> None:
     assert verdict(found).kind == "mixed"
 
 
+@pytest.mark.parametrize(("replayed", "kind"), [(60, "input-bound"), (98, "compute-bound")])
+def test_real_data_in_turns_with_replayed_ones_decide(replayed: float, kind: str) -> None:
+    """Epochs of four batches: what their beginnings take is left out of pass A, and there all the same."""
+    found = seen(wait_ms=0.5, trials=trials(real=100, replayed=replayed))
+    assert verdict(found).kind == kind
+
+
 def test_a_gpu_that_nobody_watched_is_not_judged() -> None:
     assert verdict(seen(machine=replace(GPU, busy=None))).kind == "unclear"
 
