@@ -5,8 +5,8 @@
     .venv/bin/python benchmarks/profile.py --only healthy       one of them; nothing is kept
 
 Plants: every script of tests/unit/profiler/scripts that applies here, judged by tests/unit/profiler/truth.py
-with its tight limits. Cost: three of the scripts print their own step time, with and without frostline in
-turns; the profiler stays in its warm-up, which watches what pass A does. Gain: `input_bound` says how fast it
+with its tight limits. Cost: what three of the scripts print as their step, and
+pass A's step of their profiles, in turns. Gain: `input_bound` says how fast it
 gets when its loader is replaced; the profile of the slow run has to have foretold it.
 """
 
@@ -73,19 +73,22 @@ def figures(profile: Any) -> str:
     return "; ".join(said)
 
 
-def step_ms(name: str, device: str, folder: Path, *args: str, profiled: bool = False) -> float:
-    """The step time that a script itself prints, by itself or under the profiler's first pass."""
-    return float(printed("step_ms", name, device, folder, "--print-step-ms", str(STEPS_TIMED), *args,
-                         profiled=profiled))  # fmt: skip
+def step_ms(name: str, device: str, *args: str) -> float:
+    """The step time that a script itself prints."""
+    return float(printed("step_ms", name, device, "--print-step-ms", str(STEPS_TIMED), *args))
 
 
-def printed(word: str, name: str, device: str, folder: Path, *args: str, profiled: bool = False) -> str:
+def pass_a_ms(name: str, device: str, folder: Path) -> float:
+    from truth import PLANTS, run
+
+    plant = next(plant for plant in PLANTS if plant.name == name)
+    return float(run(plant, folder / "cost", device=device, steps=STEPS_TIMED)[0].wall.ms)
+
+
+def printed(word: str, name: str, device: str, *args: str) -> str:
     from truth import SCRIPTS, environment
 
     command = [sys.executable, str(SCRIPTS / f"{name}.py"), "--device", device, *args]
-    if profiled:  # the passes take turns after the warm-up, which watches what pass A does: it does not end
-        options = ["--warmup", "100000", "--keep-going", "--no-replay", "--out", str(folder / "cost")]
-        command = [sys.executable, "-m", "frostline", "profile", *options, "--", *command]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False,
                           timeout=120)  # fmt: skip
     if not (found := re.search(rf"^{word} (\S+)$", done.stdout, re.MULTILINE)):
@@ -94,13 +97,13 @@ def printed(word: str, name: str, device: str, folder: Path, *args: str, profile
 
 
 def cost(name: str, device: str, rounds: int, folder: Path) -> dict[str, Any]:
-    """How much longer a step takes under the profiler."""
+    """How much longer a step takes in pass A than in the script alone, by the script's own clock."""
     from frostline.timing import interleave, ratio, spread
 
     found = interleave(
         {
-            "plain": lambda: step_ms(name, device, folder),
-            "profiled": lambda: step_ms(name, device, folder, profiled=True),
+            "plain": lambda: step_ms(name, device),
+            "profiled": lambda: pass_a_ms(name, device, folder),
         },
         rounds=rounds,
     )
@@ -118,7 +121,7 @@ def gain(device: str, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
 
     from frostline.timing import interleave, ratio, spread
 
-    depth = printed("depth", "input_bound", device, folder, "--fast", "--print-step-ms", "1")
+    depth = printed("depth", "input_bound", device, "--fast", "--print-step-ms", "1")
     plant = next(p for p in PLANTS if p.name == "input_bound")
     fixed = dataclasses.replace(plant, args=("--depth", depth))
 
@@ -128,8 +131,8 @@ def gain(device: str, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
     found = interleave(
         {
             "promised": promised,
-            "slow": lambda: step_ms("input_bound", device, folder, "--depth", depth),
-            "fast": lambda: step_ms("input_bound", device, folder, "--depth", depth, "--fast"),
+            "slow": lambda: step_ms("input_bound", device, "--depth", depth),
+            "fast": lambda: step_ms("input_bound", device, "--depth", depth, "--fast"),
         },
         rounds=rounds,
     )
