@@ -91,6 +91,8 @@ class Repeat:
     epochs: float | None = None
     """Storing the results pays when the training is longer than so many epochs; None: unknown."""
     note: str = ""
+    stored: float | None = None
+    """Bytes that the results of the whole data set take; None: unknown."""
 
     @property
     def share(self) -> float:

@@ -1,22 +1,17 @@
 """What changed between two profiles, and whether their steps can show it.
 
-Speed is in samples/s (document 002's "3.5×" was 5.8×: the batch had grown as well). An interval comes from
-drawing the steps again and again, in runs of neighbours, since slow steps come in groups.
+Speed is in samples/s (document 002's "3.5×" was 5.8×: the batch had grown as well).
 """
 
 from __future__ import annotations
 
-import random
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from frostline.profiler.intervals import FEW, of_ratio
 from frostline.results import Profile, Steps
 
-_DRAWS = 2000
-_SEED = 20240229
-_FEW = 5
-"""Fewer steps than this scatter in ways that drawing them again cannot know."""
 _MOST_ROWS = 15
 
 
@@ -89,41 +84,19 @@ def compare(a: Profile, b: Profile) -> Comparison:
 
 def _interval(a: Steps, b: Steps, factor: float) -> tuple[float | None, float | None]:
     """Of a's step over b's, times the factor."""
-    if min(a.count, b.count) < _FEW:
+    if min(a.count, b.count) < FEW:
         return None, None
-    if min(len(a.times), len(b.times)) < _FEW:  # nothing to draw from: the ends of both intervals
+    if min(len(a.times), len(b.times)) < FEW:  # nothing to draw from: the ends of both intervals
         known = a.low < a.high and b.low < b.high and b.low > 0
         return (factor * a.low / b.high, factor * a.high / b.low) if known else (None, None)
-    draw = random.Random(_SEED)
-    first, second = _means(a, draw), _means(b, draw)
-    found = sorted(factor * x / y for x, y in zip(first, second, strict=True) if y > 0)
-    return (found[int(0.025 * len(found))], found[int(0.975 * len(found))]) if found else (None, None)
+    low, high = of_ratio(_about(a), _about(b))
+    return factor * low, factor * high
 
 
-def _means(steps: Steps, draw: random.Random) -> list[float]:
-    """The mean step of resamples, about pass A's own figure (the host's clock may not see a queue end)."""
-    times = steps.times
-    n = len(times)
-    run = max(1, round(n ** (1 / 3)))  # the usual length; 1 would take slow neighbours for chance
-    circle = times + times[:run]
-    sums = [sum(circle[k : k + run]) for k in range(n)]
-    mean = sum(times) / n
-    scale = steps.ms / mean if mean > 0 else 1.0
-    drawn = max(1, round(n / run))
-    wider = _wider(n, run)
-    drawings = (sum(draw.choices(sums, k=drawn)) / (drawn * run) for _ in range(_DRAWS))
-    return [scale * (mean + wider * (found - mean)) for found in drawings]
-
-
-def _wider(n: int, run: int) -> float:
-    """What few steps scatter less than the run that they come from: runs' own bias, and Student's t over z.
-
-    With it, intervals of 10 to 200 steps held a planted 1.3 in 96–98 % of 600 pairs of independent steps, and
-    in 88–94 % where neighbours correlate by 0.5. Without: 89–95 % and 73–92 %; drawing single steps: 69–75 %
-    of the latter.
-    """
-    groups = max(1.0, n / run - 1)
-    return float((n / (n - run)) ** 0.5 * (1 + 1.21 / groups))
+def _about(steps: Steps) -> list[float]:
+    """Single steps about pass A's own figure: the host's clock may not see a queue end."""
+    scale = steps.ms * len(steps.times) / total if (total := sum(steps.times)) > 0 else 1.0
+    return [scale * time for time in steps.times]
 
 
 def _half(profile: Profile) -> float:

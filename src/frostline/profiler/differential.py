@@ -28,7 +28,7 @@ import torch
 
 from frostline.batch import Batch
 from frostline.profiler.inside.patches import Patches
-from frostline.profiler.steps import interval
+from frostline.profiler.intervals import of_rounds
 from frostline.results import Trial
 from frostline.step import Step
 from frostline.supply import Supply
@@ -307,7 +307,7 @@ def _stall(found: Mapping[str, Sequence[float]], more: str, less: str) -> _Stall
     if more not in found or less not in found:
         return None
     each = [a - b for a, b in zip(found[more], found[less], strict=True)]
-    return _Stall(statistics.fmean(each), *interval(each))
+    return _Stall(statistics.fmean(each), *of_rounds(each))
 
 
 _STALLS = {"real": ("preparation", "replayed"), "cold": ("fetch", "real")}
@@ -318,7 +318,7 @@ def _trial(name: str, times: Sequence[float], note: str, stall: _Stall | None) -
         kind, other = _STALLS[name]
         told = f"{stall.ms:.2f} ms over {other}: the {kind} stall" if stall.seen else f"no {kind} stall seen"
         note += f"; {told}"
-    return Trial(name, statistics.fmean(times), *interval(times), note)
+    return Trial(name, statistics.fmean(times), *of_rounds(times), note)
 
 
 def _said(kept: Batch, part: Batch | None, *, live: bool) -> dict[str, str]:
@@ -349,7 +349,7 @@ def _sentences(stalls: Mapping[str, _Stall | None], found: Mapping[str, Sequence
 
 def _pace(real: Sequence[float], step_ms: float, length: Length) -> Iterator[str]:
     """Real data once more: the same steps as the agent saw, unless the machine changed its pace."""
-    now, (low, high) = statistics.fmean(real), interval(real)
+    now, (low, high) = statistics.fmean(real), of_rounds(real)
     if length.within and not low <= step_ms <= high and abs(now / max(step_ms, 1e-9) - 1) > _OTHER_PACE:
         yield (
             f"in the differential runs a step with real data took {now:.2f} ms, before them {step_ms:.2f}: "

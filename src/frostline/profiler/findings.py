@@ -88,7 +88,8 @@ def _repeated(seen: Seen, repeats: Sequence[Repeat]) -> list[Finding]:
         text = f"{repeat.repeats:,} of {repeat.seen:,} inputs ({repeat.share:.1%}) had been seen before"
         text += f"; that took {repeat.ms:.1f} ms a step"
         if repeat.epochs is not None:
-            text += f". Storing the results pays in trainings of more than {repeat.epochs:.1f} epochs"
+            room = f" ({size(repeat.stored)})" if repeat.stored is not None else ""
+            text += f". Storing the results{room} pays in trainings of more than {repeat.epochs:.1f} epochs"
         found.append(Finding("repeat", f"{repeat.what} does its work again", f"{text}.", repeat.ms))
     return found
 

@@ -44,6 +44,7 @@ def profile_of(
         *trials,
         *filter(None, [
             steps.trial(raw, "replay", "replayed", "one prepared batch again and again"),
+            steps.trial(raw, "compute", "compute", "one that lies on the device"),
             steps.trial(raw, "half", "half", "half of that batch"),
         ]),
     ]  # fmt: skip

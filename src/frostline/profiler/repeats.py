@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +19,20 @@ from frostline.results import Repeat
 
 _TRIED_BYTES = 32 << 20
 
+Disk = Callable[[], tuple[float, float]]
+"""Bytes a second, written and read; measured when it is first asked for."""
+
 
 def repeats(raw: Raw, spans: Spans, prepared: Sequence[Mapping[str, Any]], out: Path) -> tuple[Repeat, ...]:
     """Everything that was seen to be done again, the dearest first."""
-    found = [*_modules(raw, spans, out), *_decodes(raw, prepared), *_items(raw)]
+    disk = cache(partial(_disk, out))
+    found = [*_modules(raw, spans, disk), *_decodes(raw, prepared, disk), *_items(raw)]
     return tuple(sorted(found, key=lambda repeat: -(repeat.ms or 0.0)))
 
 
-def _modules(raw: Raw, spans: Spans, out: Path) -> list[Repeat]:
+def _modules(raw: Raw, spans: Spans, disk: Disk) -> list[Repeat]:
     about = {module["name"]: module for module in raw["modules"]}
     found = []
-    rates = None
     for held in raw["inputs"]:
         module = about.get(held["name"])
         if module is None or held["moved"] or not held["rows"]:
@@ -38,33 +44,44 @@ def _modules(raw: Raw, spans: Spans, out: Path) -> list[Repeat]:
         ms = 1000 * seconds / spans.steps if spans.steps else 0.0
         share = held["repeats"] / held["rows"]
         exact = held["looked"] == held["calls"]
-        rates = rates or _disk(out)
-        epochs = _pays(raw, module, name, ms, held, rates)
+        size = about[name]["out_bytes"] if name in about else 0
+        rows = held["rows"] / max(1, held["looked"]) * module["calls"] / max(1, module["steps"])
+        samples = _samples(raw)
+        epochs = _pays(ms / rows / 1000, size, disk) if rows and samples else None
+        stored = size * _rows_a_sample(raw, rows) * samples if size and samples else None
         note = "" if exact else f"looked at {held['looked']} of {held['calls']} calls"
-        found.append(Repeat(f"module {name}", held["rows"], held["repeats"], ms * share, exact, epochs, note))
+        what = f"module {name}"
+        found.append(Repeat(what, held["rows"], held["repeats"], ms * share, exact, epochs, note, stored))
     return found
 
 
-def _pays(
-    raw: Raw,
-    module: Mapping[str, Any],
-    name: str,
-    ms: float,
-    held: Mapping[str, Any],
-    rates: tuple[float, float],
-) -> float | None:
-    """Epochs after which computing once, writing and reading has taken less time than computing each time."""
+def _rows_a_sample(raw: Raw, rows: float) -> int:
+    """Of a module that is given `rows` a step: an encoder of single frames has many. Whole ones, as half
+    batches that were tried count too."""
+    samples = a_step(raw, "rows", ("A", "B"))
+    return max(1, round(rows / samples)) if samples else 1
+
+
+def _samples(raw: Raw) -> int | None:
+    """Of the data set that steps read from most."""
     loader = main_loader(raw)
-    size = next((m["out_bytes"] for m in raw["modules"] if m["name"] == name), 0)
-    a_row = held["rows"] / max(1, held["looked"]) * module["calls"] / max(1, module["steps"])
-    if loader is None or not loader["samples"] or not size or not ms or not a_row:
+    return loader["samples"] if loader is not None else None
+
+
+def _pays(compute: float, size: float, disk: Disk) -> float | None:
+    """Epochs after which computing once, writing and reading has taken less time than computing each time.
+
+    compute: seconds that one result takes; size: its bytes.
+    """
+    if not compute or not size:
         return None
-    compute, write, read = ms / a_row / 1000, size / rates[0], size / rates[1]
+    write, read = (size / rate for rate in disk())
     return (compute + write) / (compute - read) if compute > read else None
 
 
 def _disk(out: Path) -> tuple[float, float]:
-    """Bytes a second that a file here is written and read with; reading is from memory."""
+    """Bytes a second that a file here is written and read with. The kernel is asked to let go of the file
+    before it is read: where it does (Linux, most disks), reading is from the disk, elsewhere from memory."""
     data = os.urandom(1 << 20) * (_TRIED_BYTES >> 20)
     with tempfile.NamedTemporaryFile(dir=out) as file:
         began = time.perf_counter()
@@ -72,6 +89,9 @@ def _disk(out: Path) -> tuple[float, float]:
         file.flush()
         os.fsync(file.fileno())
         wrote = time.perf_counter() - began
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # a file system that takes no advice
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         file.seek(0)
         began = time.perf_counter()
         while file.read(1 << 22):
@@ -79,29 +99,60 @@ def _disk(out: Path) -> tuple[float, float]:
         return _TRIED_BYTES / wrote, _TRIED_BYTES / (time.perf_counter() - began)
 
 
-def _decodes(raw: Raw, prepared: Sequence[Mapping[str, Any]]) -> list[Repeat]:
+def _decodes(raw: Raw, prepared: Sequence[Mapping[str, Any]], disk: Disk) -> list[Repeat]:
     """Files, by what they are; the time is that of whoever decodes, which may be a worker."""
-    calls: dict[str, list[tuple[str, float]]] = defaultdict(list)
+    calls: dict[str, list[tuple[str, float, int]]] = defaultdict(list)
+    spent: dict[str, float] = defaultdict(float)
+    known: dict[str, set[str]] = defaultdict(set)
+    a_line = _a_line(raw, prepared)
     for line in prepared:
-        for what, key, _, seconds in line["decodes"]:
-            calls[what].append((key, seconds))
-    batches = a_step(raw, "batches", ("A", "B")) or 0.0
+        for what, key, _, seconds, size in line["decodes"]:
+            calls[what].append((key, seconds, size))
+            if key in known[what]:
+                spent[what] += seconds * a_line[_by_script(line)]
+            if key:
+                known[what].add(key)
     found = []
     for what, each in calls.items():
-        known: set[str] = set()
-        seen = again = 0
-        spent = 0.0
-        for key, seconds in each:
-            if key:
-                seen += 1
-                again += key in known
-                spent += seconds if key in known else 0.0
-                known.add(key)
-        ms = 1000 * spent / max(1, len(prepared)) * batches
-        unknown = len(each) - seen
+        seen = sum(bool(key) for key, *_ in each)
+        again, unknown = seen - len(known[what]), len(each) - seen
         note = f"{unknown} more whose input could not be told" if unknown else ""
-        found.append(Repeat(f"decode {what}", seen, again, ms, not unknown, None, note))
+        compute, size = _typical(each)
+        epochs = _pays(compute, size, disk)
+        stored = size * _a_sample(raw, prepared, what) * (_samples(raw) or 0) or None
+        ms = 1000 * spent[what]
+        found.append(Repeat(f"decode {what}", seen, again, ms, not unknown, epochs, note, stored))
     return found
+
+
+def _by_script(line: Mapping[str, Any]) -> bool:
+    """Decoded by the script's own code, outside of every loader: such a line holds what a step decoded."""
+    return not line["n"]
+
+
+def _a_line(raw: Raw, prepared: Sequence[Mapping[str, Any]]) -> dict[bool, float]:
+    """What share of a line a step has of it, on average: of loaders' lines, and of the script's own."""
+    own = sum(map(_by_script, prepared))
+    batches = a_step(raw, "batches", ("A", "B")) or 0.0
+    return {True: 1 / max(1, own), False: batches / max(1, len(prepared) - own)}
+
+
+def _typical(each: Sequence[tuple[str, float, int]]) -> tuple[float, float]:
+    """(seconds, bytes) of a decode: the means of those whose input and size are known; (0, 0): of none."""
+    known = [(seconds, size) for key, seconds, size in each if key and size]
+    if not known:
+        return 0.0, 0.0
+    return statistics.fmean(s for s, _ in known), statistics.fmean(b for _, b in known)
+
+
+def _a_sample(raw: Raw, prepared: Sequence[Mapping[str, Any]], what: str) -> float:
+    """Decodes of `what` for a sample of the main loader; 0: unknown. Other loaders' are left out, the
+    script's own are not: it decodes what the main loader gave it."""
+    main = main_loader(raw)
+    others = {loader["dataset"] for loader in raw["loaders"]} - {main["dataset"] if main else None}
+    lines = [line for line in prepared if line["dataset"] not in others]
+    samples = sum(line["n"] for line in lines)
+    return sum(d[0] == what for line in lines for d in line["decodes"]) / samples if samples else 0.0
 
 
 def _items(raw: Raw) -> list[Repeat]:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from frostline.profiler.steps import Raw, kept, usual
+from frostline.profiler.steps import Raw, far, kept
 from frostline.results import Row, Span
 
 NAMES = {
@@ -19,7 +19,6 @@ NAMES = {
     "sync": "waiting for the device", "save": "torch.save",
 }  # fmt: skip
 _SHOWN_STEPS = 3
-_FAR = 3.0
 
 
 class Spans:
@@ -42,10 +41,10 @@ class Spans:
         """Name → calls, seconds with everything inside."""
         self.prefixes: dict[str, float] = defaultdict(float)
         """Name → seconds from the beginning of the outermost module around it to its end."""
-        far = _FAR * usual(raw)
+        limit = far(raw)
         blocks = [b for b in raw["blocks"] if b["phase"] == "B" and "end" in b]
         for block, found in zip(blocks, raw.get("spans", []), strict=False):
-            self._add(found, {*kept(block, far)})
+            self._add(found, {*kept(block, limit)})
         self.total -= self.ours
 
     def _add(self, found: Mapping[str, Any], whole: set[int]) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from frostline.profiler.intervals import of_rounds, of_steps
 from frostline.results import Cost, Epoch, Steps, Trial
 
 _FAR = 3.0
-"""A step in which a loader began anew and that took so many times the usual one stands between epochs."""
-_DRAWS = 500
 
 Raw = Mapping[str, Any]
 
@@ -22,25 +20,30 @@ def usual(raw: Raw) -> float:
     return statistics.median(times) if times else 0.0
 
 
-def kept(block: Raw, far: float) -> list[int]:
+def far(raw: Raw) -> float:
+    """Seconds beyond which a step in which a loader began anew stands between epochs."""
+    return _FAR * usual(raw)
+
+
+def kept(block: Raw, limit: float) -> list[int]:
     """The block's steps that are steps: not those in which an epoch ended and another began."""
-    return [i for i, t in enumerate(block["times"]) if not (block["fresh"][i] and t > far)]
+    return [i for i, t in enumerate(block["times"]) if not (block["fresh"][i] and t > limit)]
 
 
 def between(raw: Raw) -> list[float]:
     """Seconds of the steps that stand between epochs, over a usual one."""
-    far = _FAR * usual(raw)
+    limit = far(raw)
     blocks = [b for b in raw["blocks"] if b["phase"] in ("A", "B", "bare")]
-    found = [(b, i) for b in blocks for i in range(len(b["times"])) if i not in kept(b, far)]
+    found = [(b, i) for b in blocks for i in range(len(b["times"])) if i not in kept(b, limit)]
     return [b["times"][i] - usual(raw) for b, i in found]
 
 
 def timed(raw: Raw, phase: str) -> Steps | None:
     """The wall time of a phase's steps: whole blocks, end to end."""
-    far = _FAR * usual(raw)
+    limit = far(raw)
     means, times = [], []
     for block in raw["blocks"]:
-        if block["phase"] == phase and "end" in block and (whole := kept(block, far)):
+        if block["phase"] == phase and "end" in block and (whole := kept(block, limit)):
             left = sum(block["times"][i] for i in range(len(block["times"])) if i not in whole)
             seconds = block["end"] - block["start"] - left
             means += [1000 * seconds / len(whole)] * len(whole)
@@ -48,21 +51,10 @@ def timed(raw: Raw, phase: str) -> Steps | None:
     if not times:
         return None
     mean = statistics.fmean(means)
-    low, high = interval(times)
+    low, high = of_steps(times)
     shift = mean - statistics.fmean(times)  # blocks are ended by a sync, single steps are not
     each = tuple(dict.fromkeys(means))
     return Steps(mean, low + shift, high + shift, len(times), tuple(times), each)
-
-
-def interval(values: Sequence[float], draws: int = _DRAWS) -> tuple[float, float]:
-    """A 95 % interval of the mean, by drawing again from the values.
-
-    >>> interval([2.0, 2.0, 2.0])
-    (2.0, 2.0)
-    """
-    rng = random.Random(0)
-    means = sorted(statistics.fmean(rng.choices(values, k=len(values))) for _ in range(draws))
-    return means[int(0.025 * draws)], means[int(0.975 * draws)]
 
 
 def trial(raw: Raw, phase: str, name: str, note: str) -> Trial | None:
@@ -72,18 +64,16 @@ def trial(raw: Raw, phase: str, name: str, note: str) -> Trial | None:
 
 def cost(raw: Raw) -> Cost | None:
     """Pass A over steps that only their end is seen of, round by round: what a round shares cancels."""
-    far = _FAR * usual(raw)
+    limit = far(raw)
     means: dict[str, list[float]] = {"A": [], "bare": []}
     for block in raw["blocks"]:
         if block["phase"] in means:
-            times = [block["times"][i] for i in kept(block, far)]
+            times = [block["times"][i] for i in kept(block, limit)]
             means[block["phase"]].append(statistics.fmean(times) if times else 0.0)
     ratios = [a / bare for a, bare in zip(means["A"], means["bare"], strict=False) if a and bare]
     if len(ratios) < 2:
         return None
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(_DRAWS))
-    low, high = medians[int(0.025 * _DRAWS)], medians[int(0.975 * _DRAWS)]
+    low, high = of_rounds(ratios, statistics.median)
     looks = sum(h["s"] * h["calls"] for h in raw["inputs"] if h["looked"] == h["calls"])
     beside = looks / max(1, raw["steps"]) / max(usual(raw), 1e-9)  # these go on in bare steps too
     return Cost(*(ratio - 1 + beside for ratio in (statistics.median(ratios), low, high)))
@@ -92,8 +82,8 @@ def cost(raw: Raw) -> Cost | None:
 def a_step(raw: Raw, name: str, phases: Sequence[str] = ("A",)) -> float | None:
     """What a phase's steps have of `name`: the mean of waits (seconds), the usual rows and batches. Loops
     that fetch a batch ahead have two in an epoch's first step and none in its last."""
-    far = _FAR * usual(raw)
-    found = [b[name][i] for b in raw["blocks"] if b["phase"] in phases for i in kept(b, far)]
+    limit = far(raw)
+    found = [b[name][i] for b in raw["blocks"] if b["phase"] in phases for i in kept(b, limit)]
     middle = statistics.fmean if name == "waits" else statistics.median
     return float(middle(found)) if found else None
 

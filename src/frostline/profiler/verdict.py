@@ -228,6 +228,8 @@ def _moving(seen: Seen) -> list[Remedy]:
         if any(c.kind == "pageable" for c in seen.copies):
             what = "pin_memory=True in the loader and .to(device, non_blocking=True)"
         why = f"{gone:.2f} ms a step"
+        if (there := seen.trial("compute")) is not None:
+            why += f"; with a batch that lies on the device a step takes {there.ms:.2f} ms"
         found.append(Remedy("copies that cost nothing", bound(seen.step, gone), what, why))
     waits = seen.idle_ms("sync")
     if waits:

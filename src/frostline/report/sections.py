@@ -68,7 +68,10 @@ def _seen(repeat: Repeat) -> str:
 
 
 def _pays(repeat: Repeat) -> str:
-    return "unknown" if repeat.epochs is None else f"{number(repeat.epochs, 1)} epochs"
+    if repeat.epochs is None:
+        return "unknown"
+    room = "" if repeat.stored is None else f", {size(repeat.stored)}"
+    return f"{number(repeat.epochs, 1)} epochs{room}"
 
 
 def _syncs(profile: Profile) -> Section:

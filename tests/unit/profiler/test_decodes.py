@@ -25,8 +25,9 @@ ImageFile = pytest.importorskip("PIL.ImageFile")
 
 
 class Told(list):
-    def __call__(self, what, key, start, seconds):
+    def __call__(self, what, key, start, seconds, size):
         assert seconds >= 0
+        assert type(size) is int  # goes into JSON
         assert start > 0
         self.append((what, key))
 
@@ -297,7 +298,7 @@ def test_a_clip_is_one_decode_and_the_same_frames(clip, told):
 def test_demuxed_packets_count_once_with_the_time_of_their_decoding(clip, decodes, way):
     av = pytest.importorskip("av")
     times = []
-    decodes._tell = lambda what, key, start, seconds: times.append(seconds)
+    decodes._tell = lambda what, key, start, seconds, size: times.append(seconds)
     spent = 0.0
     with av.open(str(clip)) as container:
         stream = container.streams.video[0]

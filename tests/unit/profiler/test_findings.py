@@ -105,6 +105,17 @@ def test_repeats_are_told_with_their_share_and_when_storing_pays() -> None:
         assert told in finding.text
 
 
+def test_what_storing_takes_is_told_where_it_is_known() -> None:
+    text = one(seen(), Repeat("decode PIL.Image", 90, 80, 12.0, epochs=1.4, stored=1.2e9)).text
+    assert text.endswith("Storing the results (1.20 GB) pays in trainings of more than 1.4 epochs.")
+    text = one(seen(), Repeat("decode PIL.Image", 90, 80, 12.0, epochs=1.4)).text
+    assert text.endswith("Storing the results pays in trainings of more than 1.4 epochs.")
+
+
+def test_where_storing_does_not_pay_its_size_is_not_told() -> None:
+    assert "Storing" not in one(seen(), Repeat("decode av", 90, 80, 12.0, stored=1.2e9)).text
+
+
 def test_a_module_outside_of_what_is_compiled() -> None:
     parts = [module("Net", compiled=True), module("Loss", ms=10), module("Loss.part", ms=10, depth=1)]
     finding = one(seen(modules=parts))

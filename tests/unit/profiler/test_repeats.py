@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -34,7 +35,7 @@ def held(name: str = "Net", **given: Any) -> dict[str, Any]:
 
 
 def raw(**given: Any) -> dict[str, Any]:
-    """Two steps of pass B of 1 s, one batch each; Net takes 0.4 of it, its part `stem` ends after 0.1."""
+    """Two steps of pass B of 1 s, one batch of 8 each; Net takes 0.4, its part `stem` ends after 0.1."""
 
     def lines(step: int) -> list[list[Any]]:
         return [
@@ -42,7 +43,8 @@ def raw(**given: Any) -> dict[str, Any]:
             ["forward", "Net.stem", 2 * step, step, step + 0.05, step + 0.1, 0, 0, 0],
         ]  # fmt: skip
 
-    block = {"phase": "B", "start": 0, "end": 2, "times": [1.0, 1.0], "fresh": [0, 0], "batches": [1, 1]}
+    block = {"phase": "B", "start": 0, "end": 2, "times": [1.0, 1.0], "fresh": [0, 0], "batches": [1, 1],
+             "rows": [8, 8]}  # fmt: skip
     found = {"spans": [*lines(0), *lines(1)], "bounds": [[1.0, 0.0], [2.0, 0.0]], "cuda": False}
     loader = {"dataset": "D", "samples": 64, "batches": 8, "calls": 9, "a_step": 1, "items": 0, "repeats": 0}
     return {"blocks": [block], "spans": [found], "modules": [module()], "inputs": [held()],
@@ -53,8 +55,9 @@ def all_of(found: dict[str, Any], *prepared: dict[str, Any]) -> tuple[Repeat, ..
     return repeats.repeats(found, Spans(found), prepared, Path("/nowhere"))
 
 
-def line(*decodes: tuple[str, str, float]) -> dict[str, Any]:
-    return {"dataset": "D", "decodes": [[what, key, 0.0, seconds] for what, key, seconds in decodes]}
+def line(*decodes: tuple[str, str, float], size: int = 0, n: int = 8, dataset: str = "D") -> dict[str, Any]:
+    told = [[what, key, 0.0, seconds, size] for what, key, seconds in decodes]
+    return {"dataset": dataset, "n": n, "decodes": told}
 
 
 def test_a_modules_repeats_cost_their_share_of_its_time() -> None:
@@ -114,6 +117,71 @@ def test_without_a_length_a_size_or_a_time_the_epochs_are_unknown(given: dict[st
     assert [found.epochs for found in all_of(raw(**given))] == [None]
 
 
+def test_the_results_of_all_samples_are_stored() -> None:
+    assert [found.stored for found in all_of(raw())] == [64 * 4e6]
+    assert [found.stored for found in all_of(raw(inputs=[held(rows=240)]))] == [
+        64 * 3 * 4e6
+    ]  # 24 rows a step
+
+
+@pytest.mark.parametrize("given", [{"loaders": []}, {"modules": [module(out_bytes=0)]}])
+def test_without_a_length_or_a_size_what_storing_takes_is_unknown(given: dict[str, Any]) -> None:
+    assert [found.stored for found in all_of(raw(**given))] == [None]
+
+
+def test_storing_decodes_pays_when_reading_is_quicker_than_decoding() -> None:
+    """50 ms to decode a file, 4 to write its 4 MB, 2 to read them; two files for each of 64 samples."""
+    decodes = [("PIL", f"file{i}", 0.05) for i in range(16)]
+    (found,) = all_of(raw(inputs=[]), line(*decodes, size=4_000_000), line(*decodes, size=4_000_000))
+    assert found.epochs == pytest.approx((50 + 4) / (50 - 2))
+    assert found.stored == pytest.approx(64 * 2 * 4e6)
+
+
+def test_storing_decodes_never_pays_when_reading_is_slower() -> None:
+    (found,) = all_of(raw(inputs=[]), line(("PIL", "a", 0.001), size=4_000_000))
+    assert found.epochs is None
+    assert found.stored == pytest.approx(64 / 8 * 4e6)
+
+
+@pytest.mark.parametrize(("key", "size"), [("a", 0), ("", 4_000_000)])
+def test_decodes_of_unknown_size_or_input_have_no_epochs(key: str, size: int) -> None:
+    (found,) = all_of(raw(inputs=[]), line(("av", key, 1.0), ("av", key, 1.0), size=size))
+    assert (found.epochs, found.stored) == (None, None)
+
+
+def test_decodes_of_unknown_size_do_not_shift_the_others() -> None:
+    sized, without = line(("av", "a", 0.05), size=4_000_000), line(("av", "b", 9.0))
+    (found,) = all_of(raw(inputs=[]), sized, without)
+    assert found.epochs == pytest.approx((50 + 4) / (50 - 2))
+    assert found.stored == pytest.approx(64 * 2 / 16 * 4e6)
+
+
+def test_decodes_of_another_loader_do_not_count_for_the_samples_of_the_main_one() -> None:
+    main = raw()["loaders"][0]
+    found = raw(inputs=[], loaders=[main, main | {"dataset": "Held", "samples": 9, "calls": 1}])
+    lines = [line(*[("PIL", "a", 0.05)] * 8, size=1000), line(*[("PIL", "b", 0.05)] * 80, dataset="Held")]
+    assert [f.stored for f in all_of(found, *lines)] == [pytest.approx(64 * 1000)]
+
+
+@pytest.mark.parametrize("n", [0, 8])
+def test_what_the_script_decodes_itself_is_for_the_samples_of_the_loader(n: int) -> None:
+    own = line(("processor", "a", 0.5), size=80_000, n=0, dataset="the script itself")  # a whole batch
+    (found,) = all_of(raw(inputs=[]), line(n=n), own)
+    assert found.epochs is not None
+    assert found.stored == (pytest.approx(64 * 10_000) if n else None)
+
+
+def test_the_disk_is_tried_once_and_only_if_a_size_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Path] = []
+    monkeypatch.setattr(repeats, "_disk", lambda out: tried.append(out) or FAST)
+    all_of(raw(modules=[module(out_bytes=0)]), line(("av", "a", 1.0)))
+    assert tried == []
+    decodes = line(("av", "a", 1.0), ("cv2", "a", 1.0), size=1000)
+    found = all_of(raw(modules=[module(), module("Net.stem")], inputs=[held(), held("Net.stem")]), decodes)
+    assert all(f.epochs is not None for f in found)
+    assert tried == [Path("/nowhere")]
+
+
 def test_files_are_counted_over_all_workers() -> None:
     """Each worker sees a file once; together they decode it three times."""
     keys = [f"file{i}" for i in range(5)]
@@ -121,6 +189,13 @@ def test_files_are_counted_over_all_workers() -> None:
     (found,) = all_of(raw(inputs=[]), *lines)
     assert (found.what, found.seen, found.repeats, found.exact) == ("decode PIL", 15, 10, True)
     assert found.ms == pytest.approx(1000 * 10 * 0.1 / 3)  # three batches were prepared, a step has one
+
+
+def test_what_the_script_decodes_is_not_shared_out_over_a_loaders_batches() -> None:
+    own = [line(("av", "a", 0.1), n=0, dataset="the script itself") for _ in range(4)]
+    loaded = [line(("PIL", "b", 0.2)) for _ in range(4)]
+    found = {f.what: f.ms for f in all_of(raw(inputs=[]), *own, *loaded)}
+    assert found == {"decode av": pytest.approx(75), "decode PIL": pytest.approx(150)}  # three of four again
 
 
 @given(st.lists(st.lists(st.sampled_from("abcdefg"), max_size=6), min_size=1, max_size=6))
@@ -159,3 +234,23 @@ def test_the_disk_is_tried_where_the_profile_goes(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(repeats, "_TRIED_BYTES", 1 << 20)
     assert all(rate > 0 for rate in repeats._disk(tmp_path))
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="there is no posix_fadvise here")
+@pytest.mark.parametrize("error", [None, OSError(22, "no advice is taken")])
+def test_the_kernel_is_asked_to_let_go_of_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | None
+) -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    def advise(fd: int, *what: int) -> None:
+        assert os.fstat(fd).st_size == 1 << 20
+        asked.append(what)  # type: ignore[arg-type]
+        if error is not None:
+            raise error
+
+    monkeypatch.undo()
+    monkeypatch.setattr(repeats, "_TRIED_BYTES", 1 << 20)
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    assert all(rate > 0 for rate in repeats._disk(tmp_path))
+    assert asked == [(0, 0, os.POSIX_FADV_DONTNEED)]

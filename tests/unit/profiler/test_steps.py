@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from frostline.profiler import steps
 from frostline.results import Steps
@@ -78,27 +75,6 @@ def test_a_step_under_the_dispatch_mode_is_no_pause_between_epochs() -> None:
     """Looking makes a step slow, whether or not an epoch begins in it."""
     found = raw(block("A", 1.0, 1.0), block("B", 1.0, 1.0), block("look", 9.0, 9.0, fresh=[1, 0]))
     assert steps.between(found) == []
-
-
-@given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=40))
-def test_an_interval_lies_within_the_values(values: list[float]) -> None:
-    low, high = steps.interval(values)
-    assert min(values) * (1 - 1e-9) <= low <= high <= max(values) * (1 + 1e-9)
-
-
-def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
-    """95 % of them for many values; 30 drawn ones make that a little less."""
-    rng = random.Random(11)
-    hits = 0
-    for _ in range(100):
-        low, high = steps.interval([rng.gauss(5, 1) for _ in range(30)])
-        hits += low <= 5 <= high
-    assert 85 <= hits <= 100
-
-
-def test_the_same_values_give_the_same_interval() -> None:
-    values = [random.random() for _ in range(20)]
-    assert steps.interval(values) == steps.interval(values)
 
 
 def test_cost_is_paired_by_rounds() -> None:

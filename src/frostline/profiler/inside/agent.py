@@ -6,7 +6,6 @@ Nothing that it does changes what the script computes: no random number is drawn
 from __future__ import annotations
 
 import dataclasses
-import gc
 import os
 import statistics
 import sys
@@ -20,17 +19,13 @@ import torch
 from torch.optim import optimizer as optimizers
 
 from . import cuda, record
-from .calls import Calls, Inputs
+from .calls import Inputs
 from .decodes import Decodes
 from .ends import Ends
-from .kernels import Kernels
+from .instruments import Instruments
 from .loaders import Loaders
-from .looks import Look
 from .modules import Modules, in_worker
-from .parts import Parts
-from .phases import FOUND_IN, PHASES, Block, plan, steady, total
-from .samples import Samples
-from .spans import Spans
+from .phases import AGAIN, FOUND_IN, PHASES, Block, plan, steady, total
 from .starts import Starts
 
 _PATIENCE = 5
@@ -68,13 +63,8 @@ class Agent:
         self.left = 0
         self.modules = Modules(self.starts.called)
         self.inputs: dict[int, Inputs] = {}
-        self.spans: Spans | None = None
-        self.calls: Calls | None = None
-        self.parts: Parts | None = None
-        self.samples = Samples()
-        self.look: Look | None = None
-        self.kernels: Kernels | None = None
-        self.found: dict[str, Any] = {}
+        trace = self.folder / f"trace-{self.pid}.json" if self.settings["trace"] else None
+        self.instruments = Instruments(trace)
         self.notes: list[str] = []
         self.graphs = 0
         self.waits: list[list[Any]] = []
@@ -115,12 +105,7 @@ class Agent:
 
     def _forked(self) -> None:
         """A child has nothing on that belongs to a block of its parent."""
-        if self.spans is not None and self.parts is not None and self.calls is not None:
-            self.calls.remove()
-            self.parts.uninstall()
-            self.loaders.spans = self.spans = self.parts = self.calls = None
-            if self.collects:
-                gc.enable()
+        self.instruments.drop()
 
     def unhook(self) -> None:
         for handle in self.handles:
@@ -180,14 +165,14 @@ class Agent:
     # steps
 
     def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self.parts is not None and not torch.compiler.is_compiling():
-            self.parts.begin_optimizer(optimizer)
+        if self.instruments.parts is not None and not torch.compiler.is_compiling():
+            self.instruments.parts.begin_optimizer(optimizer)
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        if self.parts is not None:
-            self.parts.end_optimizer()
+        if self.instruments.parts is not None:
+            self.instruments.parts.end_optimizer()
         if self.starts.by_calls and self.block is None:
             self.starts.forget_calls()
             self.n = 0
@@ -280,8 +265,8 @@ class Agent:
         held["batches"].append(sum(came for *_, came in self.waits))
         held["fresh"].append(self.loaders.begun - self.fresh_before)
         self.fresh_before = self.loaders.begun
-        if self.spans is not None:
-            self.spans.boundary()
+        if self.instruments.spans is not None:
+            self.instruments.spans.boundary()
         if self.left == 0:
             self._end_block()
 
@@ -303,14 +288,7 @@ class Agent:
         cuda.settle()
         block = self.block
         assert block is not None  # noqa: S101
-        if block.phase == "lines" and self.spans is not None:
-            self.samples.begin(self.spans)
-        if block.phase == "trace":
-            self.kernels = Kernels(cuda=cuda.used())
-            self.kernels.begin()
-        if block.phase == "look":
-            self.look = Look()
-            self.look.__enter__()  # type: ignore[no-untyped-call]
+        self.instruments.start(block.phase)
         self.fresh_before = self.loaders.begun
         self.blocks.append(
             {
@@ -318,8 +296,8 @@ class Agent:
                 "fresh": [], "before": record.counters(),
             }
         )  # fmt: skip
-        if self.spans is not None:
-            self.spans.restart()
+        if self.instruments.spans is not None:
+            self.instruments.spans.restart()
         self.blocks[-1]["start"] = time.perf_counter()
 
     def _end_block(self) -> None:
@@ -347,53 +325,24 @@ class Agent:
         if phase == "trace" and torch._C._autograd._profiler_enabled():
             self.notes.append("the script runs torch's tracer itself: the device's busy time is not known")
             return False
-        if phase in ("B", "lines", "trace"):
-            self._spans_begin(label=torch.profiler.record_function if phase == "trace" else None)
+        self.instruments.put_on(
+            phase, self.modules.worth(self._usual()), [self.loaders, *self.inputs.values()]
+        )
         if phase == "A":
             self.loaders.keep = bool(self.settings["replay"]) and not self.keep_going
-        if phase not in ("replay", "half"):
+        if phase not in AGAIN:
             return True
         self.loaders.keep = False
+        self.loaders.device = cuda.device()
         self.loaders.replay = phase if self.loaders.replayable(phase) else ""
-        self.ends.trying = "half a batch" if phase == "half" else "a batch that it had seen before"
+        self.ends.trying = AGAIN[phase]
         return bool(self.loaders.replay)
-
-    def _spans_begin(self, label: Any) -> None:
-        self.collects = gc.isenabled()
-        gc.disable()  # spans are objects too: what they set off is not the script's
-        self.spans = Spans(cuda=cuda.used(), label=label)
-        self.parts = Parts(self.spans, cuda.used())
-        self.parts.install()
-        self.calls = Calls(self.modules.worth(self._usual()), self.spans)
-        self.loaders.spans = self.spans
-        for inputs in self.inputs.values():
-            inputs.spans = self.spans
 
     def _leave(self) -> None:
         """Whatever the block had on is off."""
         self.loaders.replay = ""
         self.ends.trying = ""
-        if self.kernels is not None and self.blocks:
-            steps = max(1, len(self.blocks[-1]["times"]))
-            trace = self.folder / f"trace-{self.pid}.json" if self.settings["trace"] else None
-            self.found["kernels"] = self.kernels.end(steps, trace)
-            self.kernels = None
-        if self.spans is not None and self.parts is not None and self.calls is not None:
-            if self.collects:
-                gc.enable()
-            self.samples.end()
-            self.calls.remove()
-            self.parts.uninstall()
-            self.loaders.spans = None
-            for inputs in self.inputs.values():
-                inputs.spans = None
-            if self.blocks and self.blocks[-1]["phase"] == "B":
-                record.spans(self)
-            self.spans = self.parts = self.calls = None
-        if self.look is not None:
-            self.look.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            record.look(self)
-            self.look = None
+        self.instruments.take_off(len(self.blocks[-1]["times"]) if self.blocks else 0)
 
     # frozen modules
 
@@ -413,7 +362,7 @@ class Agent:
         for inputs in self.inputs.values():
             cost = inputs.typical_s * inputs.calls / max(1, self.n)
             inputs.paused = following in ("A", "bare") and cost > _MOST_INPUT_COST * step
-            inputs.ours = following in ("replay", "half")
+            inputs.ours = following in AGAIN
 
     # the end
 

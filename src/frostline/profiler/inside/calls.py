@@ -30,6 +30,8 @@ OURS = "frostline"
 """The kind of spans in which the profiler itself works: no part of the step."""
 _ODD, _OTHER = 0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64)
 """Odd numbers with mixed bits, as signed 64-bit ones."""
+_AT_ONCE = 64 << 20
+"""Bytes of rows whose products are held at once on the device."""
 
 
 class Calls:
@@ -150,7 +152,7 @@ class Inputs:
             self._weights[key] = torch.stack([mixed | 1, (mixed * _OTHER) | 1])
         first, second = self._weights[key]
         width = torch.full((len(bits),), value.shape[1], device=bits.device)
-        return torch.stack([(bits * first).sum(1), (bits * second).sum(1), width], 1)
+        return torch.stack([_weighed(bits, first), _weighed(bits, second), width], 1)
 
     def look(self) -> None:
         """Reads what waits on the device; ask when it has settled."""
@@ -199,6 +201,12 @@ def _words(value: Tensor) -> Tensor:
     """Bytes as whole numbers of eight."""
     missing = -value.shape[1] % 8
     return (nn.functional.pad(value, (0, missing)) if missing else value).view(torch.int64)
+
+
+def _weighed(bits: Tensor, weights: Tensor) -> Tensor:
+    """Each row's sum by weights; a few rows at a time, as the script may need the memory itself."""
+    rows = max(1, _AT_ONCE // (8 * bits.shape[1]))
+    return torch.cat([(bits[i : i + rows] * weights).sum(1) for i in range(0, len(bits), rows)])
 
 
 def _digests(value: Tensor) -> list[bytes]:

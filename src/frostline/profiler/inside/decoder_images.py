@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from .decoder_keys import MARK, key_of
+from .decoder_sizes import image_bytes
 from .decoder_video import Say
 
 
@@ -76,7 +77,8 @@ def timed_load(original: Any, say: Say, inside_of: Callable[[], dict[int, bool]]
             opened, frame = _opened(image), image.tell()
             key = key or opened.key()
             key += f"#{frame}" if key and frame else ""
-            say("PIL.Image", key, start - opened.seconds, seconds + opened.seconds)
+            start, seconds = start - opened.seconds, seconds + opened.seconds
+            say("PIL.Image", key, start, seconds, image_bytes(image))
             opened.seconds = 0.0
         return result
 

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from .decoder_keys import MARK, arguments_key, key_of
+from .decoder_sizes import frames_bytes
 from .decoder_video import Say
 
 
@@ -72,7 +73,7 @@ def timed_reader_methods(say: Say, what: str, inside: Callable[[], dict[int, boo
             if opened is not None:
                 start, seconds = start - opened.seconds, seconds + opened.seconds
                 opened.seconds = 0.0
-            say(what, key, start, seconds)
+            say(what, key, start, seconds, frames_bytes(result))
             return result
 
         return read

@@ -16,8 +16,9 @@ from time import perf_counter
 from typing import Any
 
 from .decoder_keys import MARK, key_of
+from .decoder_sizes import bytes_of, frame_bytes
 
-Say = Callable[[str, str, float, float], None]
+Say = Callable[[str, str, float, float, int], None]
 
 
 class _Here(threading.local):
@@ -28,7 +29,7 @@ _here = _Here()
 
 
 class Run:
-    """Sums the time of one run over a container and tells it once."""
+    """Sums the time and the frames' bytes of one run over a container and tells it once."""
 
     def __init__(self, say: Say, what: str, file_key: str) -> None:
         self._say, self._what, self._file_key = say, what, file_key
@@ -37,7 +38,7 @@ class Run:
     def _reset(self, place: str) -> None:
         self._pid = os.getpid()
         self._place = place
-        self._start, self._seconds, self.items = 0.0, 0.0, 0
+        self._start, self._seconds, self.items, self._bytes = 0.0, 0.0, 0, 0
         self._first: Any = None
         self._last: Any = None
 
@@ -57,9 +58,13 @@ class Run:
             self._last = position
         self.items += 1
 
+    def gave(self, size: int) -> None:
+        """A frame of so many bytes; after `add`, which begins anew in a forked process."""
+        self._bytes += size
+
     def end(self, place: str = "") -> None:
         """Tells the run if anything was read; the next one begins at `place`."""
-        items, seconds, start = self.items, self._seconds, self._start
+        items, seconds, start, size = self.items, self._seconds, self._start, self._bytes
         key = f"{self._file_key}#{self._place}{self._first}-{self._last}:{items}" if self._file_key else ""
         mine = self._pid == os.getpid()
         if items or not mine:
@@ -67,7 +72,7 @@ class Run:
         else:
             self._place = place  # opened, sought, nothing read yet: that time belongs to what is read next
         if items and mine:
-            self._say(self._what, key, start, seconds)
+            self._say(self._what, key, start, seconds, size)
 
 
 class TimedContainer:
@@ -155,6 +160,7 @@ class TimedContainer:
             if item is None:
                 break
             run.saw(getattr(item, "pts", None))
+            run.gave(frame_bytes(item))  # 0 of a packet: what decodes it adds its frames
             yield item
         if ends:
             run.end()
@@ -172,9 +178,12 @@ def timed_codec_decode(original: Any, runs: dict[int, Run]) -> Any:
             return original(codec, packet)
         start = perf_counter()
         try:
-            return original(codec, packet)
+            frames = original(codec, packet)
         finally:
             run.add(start)
+        if isinstance(frames, list):
+            run.gave(sum(map(frame_bytes, frames)))
+        return frames
 
     return decode
 
@@ -237,8 +246,11 @@ def _read_capture(capture: Any, call: Callable[..., Any], args: Any, kwargs: Any
         run.add(start)
     if not (result[0] if isinstance(result, tuple) else result):
         run.end()  # the end of the file
-    elif counts:
+        return result
+    if counts:
         run.saw(None)
+    if isinstance(result, tuple):  # (True, the frame); grab() gives none
+        run.gave(bytes_of(result[1]))
     return result
 
 

@@ -1,16 +1,17 @@
 """Counts and times image and video decoding and preprocessing, without changing any result.
 
 Functions are replaced by wrappers in the modules that define them, as soon as these are imported; readers
-and images carry their key with them. One decode is one call of `tell(what, key, start, seconds)`:
+and images carry their key with them. One decode is one call of `tell(what, key, start, seconds, bytes)`:
 
 >>> told = []
->>> decodes = Decodes(lambda what, key, start, seconds: told.append(what))
+>>> decodes = Decodes(lambda what, key, start, seconds, bytes: told.append(what))
 >>> decodes.install_all()  # whatever is imported by now; `install(name)` after a later import
 >>> decodes.uninstall()
 
 `start` and `seconds` are on the clock of `time.perf_counter()`. Equal keys mean equal inputs (see
-`decoder_keys`), "" means unknown. A call that raises is no decode. Nested work is told at both levels: an
-image processor that opens a file is told, and so is the file.
+`decoder_keys`), "" means unknown. `bytes` are the result's (see `decoder_sizes`), 0 means unknown. A call
+that raises is no decode. Nested work is told at both levels: an image processor that opens a file is told,
+and so is the file.
 
 `tell` is called in whatever thread decodes, and from finalizers (a container that was never closed): it must
 not take a lock that its own thread may hold already.
@@ -29,9 +30,8 @@ from typing import Any
 from .decoder_images import timed_load, timed_open
 from .decoder_keys import arguments_key, key_of
 from .decoder_readers import timed_reader_methods
-from .decoder_video import Run, TimedContainer, timed_capture, timed_codec_decode
-
-Tell = Callable[[str, str, float, float], None]
+from .decoder_sizes import bytes_of
+from .decoder_video import Run, Say, TimedContainer, timed_capture, timed_codec_decode
 
 # Functions that decode in one call: the module, what the parameter with the input is called, their names.
 _FUNCTIONS = {
@@ -64,7 +64,7 @@ MODULES: tuple[str, ...] = ("PIL.Image", "PIL.ImageFile", "av", *_FUNCTIONS, *_R
 
 
 class Decodes:
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Say) -> None:
         self._tell = tell
         self._telling = True
         self._undo: list[tuple[Any, str, Any, Any]] = []  # owner, name, original, replacement
@@ -111,9 +111,9 @@ class Decodes:
         self._undo.clear()
         self._done.clear()
 
-    def _say(self, what: str, key: str, start: float, seconds: float) -> None:
+    def _say(self, what: str, key: str, start: float, seconds: float, size: int) -> None:
         if self._telling:
-            self._tell(what, key, start, seconds)
+            self._tell(what, key, start, seconds, size)
 
     def _inside(self) -> dict[int, bool]:
         """The objects (by id) at work in this thread: their methods call each other, the outermost tells."""
@@ -147,8 +147,9 @@ class Decodes:
                     key = f"{key}#{how}" if how else ""
                 start = perf_counter()
                 result = original(*args, **kwargs)
+                seconds = perf_counter() - start
                 if result is not None:  # what OpenCV gives for a file that it cannot read
-                    self._say(what, key, start, perf_counter() - start)
+                    self._say(what, key, start, seconds, bytes_of(result))
                 return result
 
             return timed
@@ -250,7 +251,8 @@ class Decodes:
                 result = original(processor, *args, **kwargs)
             finally:
                 del inside[id(processor)]
-            self._say(f"transformers.{type(processor).__name__}", key, start, perf_counter() - start)
+            seconds = perf_counter() - start
+            self._say(f"transformers.{type(processor).__name__}", key, start, seconds, bytes_of(result))
             return result
 
         return process

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.utils.data
+from torch import Tensor
 from torch.utils.data import dataloader
 from torch.utils.data._utils import fetch
 
@@ -27,10 +28,10 @@ Decoded = list[Any]
 About = dict[str, Any]
 _EMPTY: About = {
     "workers": 0, "calls": 0, "wait_s": 0.0, "batch_size": None, "pinned": False, "items": 0, "repeats": 0,
-    "batches": None, "samples": None, "kept": None, "as": None, "steps": 0, "now": 0,
+    "batches": None, "samples": None, "kept": None, "as": None, "steps": 0, "now": 0, "there": None,
 }  # fmt: skip
 _SCRIPT: dict[str, Any] = {"dataset": "the script itself", "start": -1.0, "s": 0.0, "n": 0}
-_PRIVATE = ("known", "kept", "steps", "now", "each", "as")
+_PRIVATE = ("known", "kept", "steps", "now", "each", "as", "there")
 _MOST_ITEMS = 4_000_000
 """Items of a data set whose numbers are remembered."""
 _MOST_AGAIN = 64
@@ -47,13 +48,15 @@ class Loaders:
         self.told: Callable[[float, float, int, bool], None] | None = None
         self.spans: Any = None
         self.replay = ""
-        """"replay" or "half": what was kept is handed out instead of new batches."""
+        """"replay", "compute" or "half": what was kept is handed out instead of new batches."""
+        self.device = "cpu"
+        """Where it lies for "compute" and "half"."""
         self.keep = False
         self.begun = 0
         """Iterators made so far: an epoch begins."""
         self.seen: dict[Any, About] = {}
         self.decodes: list[Decoded] = []
-        """[what, key, start, seconds] since the last batch was prepared here."""
+        """[what, key, start, seconds, bytes (0: unknown)] since the last batch was prepared here."""
         self.prepared: list[dict[str, Any]] = []
         """What this process prepared itself: loaders without workers."""
         self._folder, self._always, self._next = folder, Patches(), Patches()
@@ -106,7 +109,7 @@ class Loaders:
         self._next.undo()
         self._always.undo()
         for about in self.seen.values():
-            about["kept"] = None
+            about["kept"] = about["there"] = None
 
     # in the script's process
 
@@ -161,7 +164,21 @@ class Loaders:
         """The batch that was kept of a loader which every step reads from; None: it goes on as it would."""
         if not _ready(about) or about["now"] > _MOST_AGAIN:
             return None
-        return again(about["kept"]) if self.replay == "replay" else half(about["kept"])
+        if self.replay == "replay":
+            return again(about["kept"])
+        there = self._there(about)
+        return again(there) if self.replay == "compute" else half(there)
+
+    def _there(self, about: About) -> Any:
+        """The kept batch on the device; anew where a step wrote into it."""
+        held = about["there"]
+        if held is None or held[1] != _versions(held[0]):
+            batch = again(about["kept"], self._moved)
+            held = about["there"] = batch, _versions(batch)
+        return held[0]
+
+    def _moved(self, leaf: Any) -> Any:
+        return leaf.to(self.device) if isinstance(leaf, Tensor) else leaf
 
     def step(self) -> None:
         """A step ended: loaders that gave it a batch are those that it reads from."""
@@ -180,7 +197,7 @@ class Loaders:
     def replayable(self, how: str) -> bool:
         """Whether there is a batch to hand out again, or half of one."""
         kept = [about["kept"] for about in self.seen.values() if _ready(about)]
-        return any(n_rows(batch) and (how == "replay" or half(batch) is not None) for batch in kept)
+        return any(n_rows(batch) and (how != "half" or half(batch) is not None) for batch in kept)
 
     def _about(self, loader: Any) -> About:
         """What is known of a loader; one record for all its epochs, also where each makes it anew."""
@@ -227,8 +244,8 @@ class Loaders:
 
     # in the process that prepares
 
-    def decoded(self, what: str, key: str, start: float, seconds: float) -> None:
-        self.decodes.append([what, key, start, seconds])
+    def decoded(self, what: str, key: str, start: float, seconds: float, size: int = 0) -> None:
+        self.decodes.append([what, key, start, seconds, size])
 
     def _prepared(self, fetcher: Any, index: Any, began: float, seconds: float) -> None:
         n = len(index) if isinstance(index, list | tuple) else 1

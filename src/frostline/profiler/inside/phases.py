@@ -6,6 +6,7 @@ A        the loader's waits too: the time that counts
 B        everything: where the time goes
 lines    with a thread that looks at the script's own lines between the parts that are known
 replay   one batch again and again: what an infinitely fast loader would give
+compute  the same on a GPU, with the batch lying there: nothing is copied
 half     half of that batch: whether a step's time grows with it
 trace    under torch's tracer: what the device does
 look     under a dispatch mode: where the host waits, how much is computed
@@ -22,11 +23,18 @@ PHASES = {
     "A": "pass A: the time that counts",
     "B": "pass B: where it goes",
     "replay": "one batch again and again",
+    "compute": "one batch that lies on the device",
     "half": "half a batch",
     "lines": "the script's own lines",
     "trace": "tracing the device",
     "look": "looking for waits, counting operations",
 }
+AGAIN = {
+    "replay": "a batch that it had seen before",
+    "compute": "a batch that lies on the device already",
+    "half": "half a batch",
+}
+"""Phases in which batches are handed out that the script would not have had, and what it was given."""
 _ON_CPU, _ON_GPU, _MOST = 2, 4, 16
 """Steps of a block of bare, A or B. A GPU is waited for at a block's ends, so there they are longer; the
 speed of shared cores changes from one second to the next, so there they are short."""
@@ -66,7 +74,8 @@ def plan(
     blocks.append(Block("look", 2, settle=0))
     if replay:  # half a batch last: what is compiled for it may run for the whole one from then on
         n = max(12, 2 * size)
-        blocks += [Block("replay", n, settle=3), Block("half", n, settle=3)]
+        again = ["replay", "compute", "half"] if cuda else ["replay", "half"]
+        blocks += [Block(phase, n, settle=3) for phase in again]
     return blocks
 
 

@@ -22,8 +22,8 @@ def write(agent: Any, how: str) -> None:
         "blocks": agent.blocks, "modules": _modules(agent), "inputs": _inputs(agent),
         "loaders": agent.loaders.summary(), "prepared": agent.loaders.prepared, "notes": agent.notes,
         "device": _device(), "torch": torch.__version__, "python": platform.python_version(),
-        "lines": agent.samples.told(), "threads": torch.get_num_threads(), "swallowed": agent.swallowed,
-        **agent.found,
+        "threads": torch.get_num_threads(), "swallowed": agent.swallowed,
+        "lines": agent.instruments.samples.told(), **agent.instruments.found,
     }  # fmt: skip
     path = agent.folder / f"process-{agent.pid}.json"
     aside = path.with_suffix(".part")
@@ -57,28 +57,6 @@ def _inputs(agent: Any) -> list[dict[str, Any]]:
         }
         for key, held in agent.inputs.items()
     ]  # fmt: skip
-
-
-def spans(agent: Any) -> None:
-    """Adds a block's spans to what is known."""
-    found = agent.found.setdefault("spans", [])
-    found.append({"spans": agent.spans.lines(), "bounds": agent.spans.bounds(), "cuda": agent.spans.cuda})
-    copies = agent.found.setdefault("copies", [])
-    for (kind, waits), (calls, size, seconds) in agent.parts.copies.items():
-        copies.append({"kind": kind, "blocking": waits, "calls": calls, "bytes": size, "s": seconds})
-
-
-def look(agent: Any) -> None:
-    steps = max(1, len(agent.blocks[-1]["times"])) if agent.blocks else 1
-    held = agent.look
-    agent.found["look"] = {
-        "steps": steps, "flops": held.flops / steps, "operators": held.operators / steps,
-        "flops_by_dtype": {name: flops / steps for name, flops in held.flops_by_dtype.items()},
-        "waits": [
-            {"where": where, "what": what, "calls": n / steps, "s": seconds / steps}
-            for (where, what), (n, seconds) in held.waits.items()
-        ],
-    }  # fmt: skip
 
 
 def counters() -> dict[str, float]:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from frostline.profiler.inside import calls
 from frostline.profiler.inside.calls import Calls, Inputs, _in_rows
 from frostline.profiler.inside.modules import Use
 from frostline.profiler.inside.spans import Spans
@@ -230,6 +231,13 @@ def test_on_a_device_the_same_values_in_another_order_are_another_row(order: lis
 def test_on_a_device_rows_of_another_width_differ() -> None:
     """Texts that are padded to the longest of their batch: [5, 6] is not [5, 6, 0]."""
     assert mixed(torch.tensor([[5, 6]])) != mixed(torch.tensor([[5, 6, 0]]))
+
+
+def test_on_a_device_a_few_rows_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.randn(7, 16)
+    at_once = mixed(values)
+    monkeypatch.setattr(calls, "_AT_ONCE", 130)  # two rows
+    assert mixed(values) == at_once
 
 
 def test_what_waits_on_the_device_is_counted_when_it_is_looked_at() -> None:

@@ -14,11 +14,8 @@ from torch import nn
 from frostline.profiler.inside import modules as code
 from frostline.profiler.inside import record
 from frostline.profiler.inside.calls import Inputs
-from frostline.profiler.inside.looks import Look
+from frostline.profiler.inside.instruments import Instruments
 from frostline.profiler.inside.modules import Modules
-from frostline.profiler.inside.parts import Parts
-from frostline.profiler.inside.samples import Samples
-from frostline.profiler.inside.spans import Spans
 from frostline.profiler.reading import _modules
 from frostline.profiler.rows import Spans as Rows
 
@@ -34,9 +31,8 @@ def agent(tmp_path: Path) -> Any:
     """What `record` looks at of one."""
     return SimpleNamespace(
         pid=71, folder=tmp_path, world=1, boundary_name="SGD.step", n=9, warmup=3, blocks=[], notes=["a"],
-        modules=Modules(lambda module: None), inputs={}, swallowed=0, found={}, look=None, spans=None,
-        parts=None, asked=0, starts=SimpleNamespace(missed=0), samples=Samples(),
-        loaders=SimpleNamespace(summary=list, prepared=[]),
+        modules=Modules(lambda module: None), inputs={}, swallowed=0, asked=0, instruments=Instruments(None),
+        starts=SimpleNamespace(missed=0), loaders=SimpleNamespace(summary=list, prepared=[]),
     )  # fmt: skip
 
 
@@ -115,33 +111,6 @@ def test_a_teacher_that_follows_its_student_is_not_told_as_frozen(agent: Any) ->
     raw = {**written(agent), "spans": []}
     assert raw["inputs"][0]["moved"]
     assert [m.frozen for m in _modules(raw, Rows(raw))] == [""]
-
-
-def test_spans_of_each_block_are_added_with_its_copies(agent: Any) -> None:
-    for _ in range(2):
-        agent.spans = Spans(cuda=False)
-        agent.parts = Parts(agent.spans, False)
-        agent.parts.copies[("pinned", False)] = [1.0, 8.0, 0.5]
-        agent.spans.leave(agent.spans.enter("forward", "Net"))
-        agent.spans.boundary()
-        record.spans(agent)
-    found = written(agent)
-    assert [(len(block["spans"]), len(block["bounds"]), block["cuda"]) for block in found["spans"]] == [
-        (1, 1, False)
-    ] * 2
-    assert found["copies"] == [{"kind": "pinned", "blocking": False, "calls": 1, "bytes": 8, "s": 0.5}] * 2
-
-
-def test_what_was_looked_at_is_told_a_step(agent: Any) -> None:
-    agent.blocks = [{"times": [1.0, 1.0]}]
-    agent.look = Look()
-    with agent.look:
-        for _ in range(2):
-            float((torch.ones(2, 3) @ torch.ones(3, 4)).sum())
-    record.look(agent)
-    found = written(agent)["look"]
-    assert (found["steps"], found["flops"], found["flops_by_dtype"]) == (2, 48, {"float32": 48})
-    assert [(w["calls"], w["s"], w["where"].split(":")[0]) for w in found["waits"]] == [(1, 0, __file__)]
 
 
 def test_counters_only_grow() -> None:

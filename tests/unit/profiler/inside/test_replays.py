@@ -58,6 +58,22 @@ def test_a_kept_batch_comes_again_and_again_in_containers_of_its_own(loaders: Lo
     assert next(iter(loader))["name"][0] == "item0"
 
 
+def test_a_kept_batch_lies_on_the_device_and_comes_anew_when_a_step_wrote_into_it(loaders: Loaders) -> None:
+    loader = DataLoader(Numbers(8), batch_size=4)
+    keep(loaders, loader)
+    loaders.replay, loaders.device = "compute", "meta"
+    first, second = islice(loader, 2)
+    assert first["x"].device.type == "meta"
+    assert first["x"] is second["x"]
+    assert first["name"] == ["item4", "item5", "item6", "item7"]
+    first["x"].mul_(2)
+    assert next(iter(loader))["x"] is not first["x"]
+    loaders.replay = "half"
+    given = next(iter(loader))
+    assert (given["x"].device.type, len(given["x"])) == ("meta", 2)
+    assert [name for name in loaders.summary()[0] if name in ("kept", "there", "as")] == []
+
+
 def test_another_loader_has_its_own_batches_while_one_is_replayed_and_an_end(loaders: Loaders) -> None:
     """An evaluation every few steps: `for batch in evaluation` would never end."""
     training, evaluation = DataLoader(Numbers(8), batch_size=4), DataLoader(Numbers(6), batch_size=2)

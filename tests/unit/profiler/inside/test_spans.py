@@ -144,7 +144,7 @@ def test_a_blocks_clock_begins_with_its_first_step(tmp_path: Path, monkeypatch: 
         now[0] += 1
         agent.boundary("step")
     assert agent.blocks[0]["times"] == [1, 1]
-    assert [host for host, _ in agent.found["spans"][0]["bounds"]] == [1, 2]
+    assert [host for host, _ in agent.instruments.found["spans"][0]["bounds"]] == [1, 2]
 
 
 @given(st.lists(st.sampled_from("([x")))
