@@ -2,7 +2,8 @@
 
     .venv/bin/python benchmarks/profile.py                      2 cores, no GPU
     PYTHONPATH=src python3 benchmarks/profile.py                on the GPU
-    .venv/bin/python benchmarks/profile.py --only healthy       one of them; nothing is kept
+    .venv/bin/python benchmarks/profile.py --only cost gain     some sections; the others' results stay
+    .venv/bin/python benchmarks/profile.py --only healthy       one script; nothing is kept
 
 Plants: every script of tests/unit/profiler/scripts that applies here, judged by tests/unit/profiler/truth.py
 with its tight limits. Cost: what three of the scripts print as their step, and
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -22,10 +24,12 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, device_name, goal, print_table, write_results
+from common import RESULTS, ROOT, device_name, goal, print_table, write_results
 
 TARGET = "frostline_recipes.foveated.workload:workload"  # no entry points where nothing can be installed
 RECIPE = {
@@ -171,9 +175,7 @@ def recipe(device: str, folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def judge(
-    rows: list[dict[str, Any]], costs: list[dict[str, Any]], gains: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def judge_plants(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     apart = [abs(row["reconciled"]) for row in rows if row.get("reconciled") is not None]
     timing = ("rows and pass A differ", "preparation:", "waiting for", "bound of", "the frozen part's")
     unseen = [row["script"] for row in rows if any(not text.startswith(timing) for text in row["wrong"])]
@@ -181,60 +183,80 @@ def judge(
         goal("planted causes found, share of the scripts", 1.0, 1 - len(unseen) / len(rows)),
         goal("rows against the wall clock, the worst script", 0.05, max(apart, default=1.0), at_most=True),
         goal("scripts with a figure beyond its limit", 0, sum(bool(r["wrong"]) for r in rows), at_most=True),
-        *(goal(f"cost of profiling, {c['script']}, share of the step", 0.03, c["cost"], at_most=True)
-          for c in costs),
-        *(goal("foretold over measured gain of a fast loader, minus 1", 0.10,
-               abs(g["predicted"] / g["measured"] - 1), at_most=True) for g in gains),
+    ]
+
+
+def judge_cost(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        goal(f"cost of profiling, {c['script']}, share of the step", 0.03, c["cost"], at_most=True)
+        for c in rows
+    ]
+
+
+def judge_gain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        goal("foretold over measured gain of a fast loader, minus 1", 0.10,
+             abs(g["predicted"] / g["measured"] - 1), at_most=True)
+        for g in rows
     ]  # fmt: skip
+
+
+def plants(names: list[str], device: str, steps: int, folder: Path) -> list[dict[str, Any]]:
+    from truth import PLANTS
+
+    rows = []
+    for plant in PLANTS:
+        if device in plant.devices and (not names or plant.name in names):
+            rows.append(one(plant, device, steps, folder))
+            show(rows[-1])
+    return rows
+
+
+SECTIONS = {"plants": judge_plants, "cost": judge_cost, "gain": judge_gain, "recipe": lambda rows: []}
+"""What each is judged by."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", help="one script; or `cost`, `gain` or `recipe`")
+    parser.add_argument("--only", nargs="*", default=[], help=f"sections: {', '.join(SECTIONS)}; or scripts")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=4, help="of cost and gain")
     parser.add_argument("--also", type=Path, help="another folder for the result")
     given = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests" / "unit" / "profiler"))
-    from truth import PLANTS
-
     name = device_name()
     device = "cpu" if name == "cpu" else "cuda"
-    plants = [p for p in PLANTS if device in p.devices and given.only in (None, p.name)]
-    rows: list[dict[str, Any]] = []
-    recipes: list[dict[str, Any]] = []
-    costs: list[dict[str, Any]] = []
-    gains: list[dict[str, Any]] = []
-
-    def keep() -> None:
-        """After every section: a machine that is lent for a while may be gone before the last."""
-        if given.only is None:
-            command = " ".join(["benchmarks/profile.py", *sys.argv[1:]])
-            found = [*rows, *recipes, *costs, *gains]
-            kept = write_results("profile", name, found, judge(rows, costs, gains), command, also=given.also)
-            print(f"kept in benchmarks/results/{kept.name}", flush=True)
-
+    scripts = [word for word in given.only if word not in SECTIONS]
+    wanted = [section for section in SECTIONS if not given.only or section in given.only]
+    found: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        for plant in plants:
-            rows.append(one(plant, device, given.steps, folder))
-            show(rows[-1])
-        if rows:
-            print_table("planted and found", [{k: v for k, v in r.items() if k != "figures"} for r in rows])
-            keep()
-        if given.only in (None, "cost"):
-            costs += [cost(script, device, given.rounds, folder) for script in COST_SCRIPTS]
-            print_table("cost of the first pass", costs)
-            keep()
-        if given.only in (None, "gain"):
-            gains.append(gain(device, given.rounds, given.steps, folder))
-            print_table("an infinitely fast loader", gains)
-            keep()
-        if given.only in (None, "recipe"):
-            recipes += recipe(device, folder)
-            keep()
+        runs: dict[str, Callable[[], list[dict[str, Any]]]] = {
+            "plants": lambda: plants(scripts, device, given.steps, folder),
+            "cost": lambda: [cost(script, device, given.rounds, folder) for script in COST_SCRIPTS],
+            "gain": lambda: [gain(device, given.rounds, given.steps, folder)],
+            "recipe": lambda: recipe(device, folder),
+        }
+        if scripts:
+            runs["plants"]()  # some scripts only: nothing is kept
+            return
+        for section in wanted:
+            found[section] = [{"section": section, **row} for row in runs[section]()]
+            print_table(section, [{k: v for k, v in row.items() if k != "figures"} for row in found[section]])
+            keep(name, found, given.also)  # a machine that is lent for a while may be gone before the last
+
+
+def keep(device: str, found: dict[str, list[dict[str, Any]]], also: Path | None) -> None:
+    """With the sections that were not run as they were measured last."""
+    file = RESULTS / f"profile-{device}.json"
+    before = json.loads(file.read_text())["rows"] if file.exists() else []
+    rows = {section: [row for row in before if row.get("section") == section] for section in SECTIONS} | found
+    goals = [goal for section, judge in SECTIONS.items() if rows[section] for goal in judge(rows[section])]
+    command = " ".join(["benchmarks/profile.py", *sys.argv[1:]])
+    kept = write_results("profile", device, [*chain(*rows.values())], goals, command, also=also)
+    print(f"kept in benchmarks/results/{kept.name}", flush=True)
 
 
 def show(row: dict[str, Any]) -> None:

@@ -111,7 +111,7 @@ def _compiled(seen: Seen) -> list[Finding]:
 def _waits(seen: Seen) -> list[Finding]:
     found = []
     for sync in seen.syncs:
-        if sync.calls < 0.5:
+        if sync.calls <= 0.5:  # in one of the two steps that were looked at: now and then
             continue
         cost = "it costs nothing on the CPU, a GPU would be waited for"
         if seen.on_gpu:

@@ -72,7 +72,11 @@ class Monitor:
                 rss += process.memory_info().rss
                 if hasattr(process, "io_counters"):  # not on macOS
                     self._read[process.pid] = float(process.io_counters().read_bytes)
-            except psutil.Error:  # it ended, or is not ours to see: what was known of it stays
+            except (
+                psutil.Error,
+                ValueError,
+                OSError,
+            ):  # ended, or not ours to see: what is known stays
                 continue
         gpus = self._gpu() if self._gpu is not None else {}
         self.samples.append(

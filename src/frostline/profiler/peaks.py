@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 _T = 1e12
 _PEAKS: dict[str, dict[str, float]] = {
@@ -16,6 +17,8 @@ _PEAKS: dict[str, dict[str, float]] = {
     "t4": {"float16": 65, "float32": 8.1},
 }
 """The SXM versions where there are several."""
+_LITTLE = 0.01
+"""Of all operations: a precision that no peak is known for, and that does not matter."""
 
 
 def peak_flops(device: str, dtype: str) -> float | None:
@@ -29,3 +32,19 @@ def peak_flops(device: str, dtype: str) -> float | None:
         if name in re.split(r"[\s-]", device.lower()) or (" " in name and name in device.lower()):
             return peaks[dtype] * _T if dtype in peaks else None
     return None
+
+
+def of_mix(device: str, flops: Mapping[str, float]) -> float | None:
+    """The most that a device could do of a mixture of precisions, each in the time that it takes at best.
+
+    >>> of_mix("NVIDIA H200", {"bfloat16": 989e12, "float32": 67e12}) / 1e12
+    528.0
+    """
+    at_best, total = 0.0, sum(flops.values())
+    for dtype, count in flops.items():
+        peak = peak_flops(device, dtype)
+        if peak is not None:
+            at_best += count / peak
+        elif count > _LITTLE * total:
+            return None
+    return total / at_best if at_best else None

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from frostline.profiler import findings, repeats, steps, verdict
+from frostline.profiler import findings, peaks, repeats, steps, verdict
 from frostline.profiler.launch import Ran
 from frostline.profiler.monitor import Sample
-from frostline.profiler.peaks import peak_flops
 from frostline.profiler.rows import Spans
 from frostline.profiler.steps import Raw
 from frostline.results import Copies, Idle, Loader, Machine, ModuleUse, Profile, Steps, Sync, Trial
@@ -58,7 +57,7 @@ def profile_of(
         wall=wall, rows=rows, machine=machine, wait_ms=wait_ms,
         loaders=loaders, modules=_modules(raw, spans), trials={t.name: t for t in found}, idle=idle,
         syncs=_syncs(raw, spans), copies=_copies(raw), retries=steps.grown(raw, "retries"),
-        swapped=steps.grown(raw, "swapped"), exposed_copy_ms=1000 * kernels.get("exposed_copy_s", 0.0),
+        swapped=steps.grown(raw, "swapped"), **_on_device(kernels, step),
         operators=raw.get("look", {}).get("operators", 0.0),
         lines=[(_here(line), share) for line, share in raw["lines"]],
         repeated={held["name"]: held["repeats"] / held["rows"] for held in raw["inputs"] if held["rows"]},
@@ -74,7 +73,8 @@ def profile_of(
         warmup=raw["warmup"], cost=steps.cost(raw), remedies=verdict.remedies(seen),
         findings=findings.findings(seen, again), modules=tuple(seen.modules), repeats=again,
         syncs=tuple(seen.syncs), copies=tuple(seen.copies), loaders=loaders, idle=idle, trials=tuple(found),
-        timeline=spans.timeline([*prepared]), notes=(*notes, *raw["notes"], *_unreconciled(rows, wall)),
+        timeline=spans.timeline([*prepared]),
+        notes=(*notes, *raw["notes"], *_unreconciled(rows, wall), *_uncounted(raw)),
         versions={"torch": raw["torch"], "python": raw["python"]},
     )  # fmt: skip
 
@@ -113,6 +113,12 @@ def _unreconciled(rows: Sequence[Any], wall: Steps | None) -> list[str]:
     if abs(off) <= 0.05:
         return []
     return [f"the rows add up to {off:+.1%} of pass A's step: take them for shares, not for times"]
+
+
+def _uncounted(raw: Raw) -> list[str]:
+    """Where the operations are too few."""
+    found = raw.get("look", {}).get("uncounted")
+    return [f"not all operations were counted, so the utilisation is too low: {found}"] if found else []
 
 
 def _modules(raw: Raw, spans: Spans) -> tuple[ModuleUse, ...]:
@@ -188,6 +194,17 @@ def _copies(raw: Raw) -> tuple[Copies, ...]:
     )
 
 
+def _on_device(kernels: Mapping[str, Any], step: float) -> dict[str, float]:
+    """What copies that nothing ran beside, and kernels, take of pass A's step; of a traced step that took
+    longer, the same shares."""
+    if "busy_s" not in kernels:
+        return {}
+    traced = 1000 * (kernels["busy_s"] + sum(kernels["idle_s"].values()))
+    scale = 1000 * min(1.0, step / traced) if traced else 0.0
+    copies = kernels["exposed_copy_s"]
+    return {"exposed_copy_ms": scale * copies, "kernels_ms": scale * (kernels["busy_s"] - copies)}
+
+
 def _idle(kernels: Mapping[str, Any], step: float, wait_ms: float) -> tuple[Idle, ...]:
     """Idle time of pass A's step. What it waited for data is pass A's to say, as batches lie ready by the
     time the tracer has started; the other causes are shared out as the trace showed them."""
@@ -211,8 +228,7 @@ def _machine(
     gpu = device["name"] != "cpu"
     flops = look.get("flops")
     dtypes = look.get("flops_by_dtype") or {}
-    dtype = max(dtypes, key=dtypes.__getitem__) if dtypes else ""
-    peak = peak_flops(device["name"], "tf32" if dtype == "float32" and device.get("tf32") else dtype)
+    peak = peaks.of_mix(device["name"], dtypes)
     busy: float | None = None
     if wall is not None and gpu and "busy_s" in kernels:
         busy = min(1.0, 1000 * kernels["busy_s"] / wall.ms)

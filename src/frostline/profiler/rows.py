@@ -123,7 +123,8 @@ class Spans:
             deep = _depth(found["spans"], parent)
             bars.append(Span("host", kind, name, 1000 * start, 1000 * (end - start), step, deep))
             if found["cuda"] and kind != "data":
-                bars.append(Span("device", kind, name, 1000 * first, 1000 * (done - first), step, deep))
+                at = first + found.get("lag", 0.0)
+                bars.append(Span("device", kind, name, 1000 * at, 1000 * (done - first), step, deep))
         numbers: dict[int, int] = {}
         for line in workers:
             start = line["start"] - block["start"]

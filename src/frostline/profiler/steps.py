@@ -45,7 +45,7 @@ def timed(raw: Raw, phase: str) -> Steps | None:
     for block in raw["blocks"]:
         if block["phase"] == phase and "end" in block and (whole := kept(block, limit)):
             left = sum(block["times"][i] for i in range(len(block["times"])) if i not in whole)
-            seconds = block["end"] - block["start"] - left
+            seconds = block.get("device_s", block["end"] - block["start"]) - left
             means += [1000 * seconds / len(whole)] * len(whole)
             times += [1000 * block["times"][i] for i in whole]
     if not times:

@@ -55,6 +55,8 @@ class Seen:
     swapped: float = 0.0
     """Pages read back from swap, a step."""
     exposed_copy_ms: float = 0.0
+    kernels_ms: float = 0.0
+    """On a GPU: what is not copying of its busy time, a step."""
     operators: float = 0.0
     """Of torch, a step."""
     repeated: Mapping[str, float] = field(default_factory=dict)
@@ -220,10 +222,18 @@ def _loading(seen: Seen) -> list[Remedy]:
     return [Remedy("an infinitely fast loader", bound(1, share), what, why)]
 
 
+def _least(seen: Seen) -> float:
+    """What a step takes at least that copies nothing; where it was not tried, what kernels take alone."""
+    there = seen.trial("compute")
+    if there is not None:
+        return min(there.ms, seen.step)
+    return seen.kernels_ms
+
+
 def _moving(seen: Seen) -> list[Remedy]:
     found = []
-    gone = seen.exposed_copy_ms + seen.idle_ms("copy")
-    if gone:
+    gone = min(seen.exposed_copy_ms + seen.idle_ms("copy"), seen.step - _least(seen))
+    if gone > 0:
         what = "copy the next batch on a stream of its own"
         if any(c.kind == "pageable" for c in seen.copies):
             what = "pin_memory=True in the loader and .to(device, non_blocking=True)"

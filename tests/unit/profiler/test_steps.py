@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from frostline.profiler import steps
+from frostline.profiler.reading import _on_device
 from frostline.results import Steps
 
 
@@ -171,3 +172,16 @@ def test_nothing_gives_nothing() -> None:
     assert steps.grown(nothing, "faults") == 0
     assert steps.a_step(nothing, "waits") is None
     assert steps.main_loader(nothing) is None
+
+
+def test_on_a_device_blocks_take_what_its_clock_says() -> None:
+    found = steps.timed(raw(block("A", 0.04, 0.04) | {"start": 0.0, "end": 0.001, "device_s": 0.08}), "A")
+    assert found is not None
+    assert found.ms == pytest.approx(40)
+
+
+def test_of_a_traced_step_that_took_longer_copies_and_kernels_keep_their_shares() -> None:
+    kernels = {"busy_s": 0.012, "exposed_copy_s": 0.009, "idle_s": {"launch": 0.004, "data": 0.004}}
+    assert _on_device(kernels, 10.0) == pytest.approx({"exposed_copy_ms": 4.5, "kernels_ms": 1.5})
+    assert _on_device(kernels, 50.0) == pytest.approx({"exposed_copy_ms": 9.0, "kernels_ms": 3.0})
+    assert _on_device({"steps": 3}, 50.0) == {}

@@ -309,3 +309,13 @@ def test_a_module_with_a_similar_name_is_not_inside() -> None:
 def test_nothing_gives_no_remedies() -> None:
     assert remedies(seen(wall=None)) == ()
     assert remedies(seen(wall=Steps(0, 0, 0, 0))) == ()
+
+
+def test_copies_never_take_what_kernels_do() -> None:
+    found = bounds(on_gpu(busy=1.0, exposed_copy_ms=92.0, idle=idle(copy=10), kernels_ms=5.0))
+    assert found["copies that cost nothing"] == pytest.approx(20.0)
+
+
+def test_with_a_batch_on_the_device_the_bound_of_copies_is_what_was_measured() -> None:
+    found = bounds(on_gpu(exposed_copy_ms=95.0, trials=trials(compute=20.0)))
+    assert found["copies that cost nothing"] == pytest.approx(5.0)

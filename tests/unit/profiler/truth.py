@@ -166,7 +166,7 @@ def _decode(seen: Seen) -> Iterator[str]:
 
 def _workers(seen: Seen) -> Iterator[str]:
     loader = the_loader(seen.profile)
-    ratio = (loader.prepare_ms or 0.0) / (seen.profile.wall.ms - loader.wait_ms)
+    ratio = (loader.prepare_ms or 0.0) / rest(seen)
     # On a machine with other work to do the rest of the step is longer than planted.
     right = {2} if seen.tight else {math.ceil(0.85 * ratio), math.ceil(1.15 * ratio)}
     if loader.workers != 1 or loader.needed not in right:
@@ -187,10 +187,16 @@ def _slow_loader(seen: Seen) -> Iterator[str]:
 
 def _bound(seen: Seen) -> Iterator[str]:
     """Roughly what is left without the wait; what it is exactly, benchmarks/profile.py measures."""
-    wall, wait = seen.profile.wall.ms, the_loader(seen.profile).wait_ms
-    yield from seen.about(
-        "bound of the loader's remedy", loader_bound(seen.profile), wall / (wall - wait), 0.25
-    )
+    bound = seen.profile.wall.ms / rest(seen)
+    yield from seen.about("bound of the loader's remedy", loader_bound(seen.profile), bound, 0.25)
+
+
+def rest(seen: Seen) -> float:
+    """What is left of the step without the wait. On a GPU, which works while the host waits: what it does."""
+    busy = seen.profile.machine.busy
+    if seen.device == "cuda" and busy:
+        return busy * seen.profile.wall.ms
+    return seen.profile.wall.ms - the_loader(seen.profile).wait_ms
 
 
 def _copies(seen: Seen) -> Iterator[str]:
@@ -275,6 +281,9 @@ def _healthy(seen: Seen) -> Iterator[str]:
 
 
 def _launch(seen: Seen) -> Iterator[str]:
+    trials = {t.name: t.ms for t in seen.profile.trials}
+    if seen.tight and not 0.9 <= trials.get("half", 0.0) / trials.get("compute", 1.0) <= 1.1:
+        yield f"half the batch does not take the time of the whole one: {trials}"
     if seen.profile.machine.busy is None or seen.profile.machine.busy > 0.6:
         yield f"the GPU is busy {seen.profile.machine.busy} of the time"
 

@@ -25,7 +25,7 @@ from .ends import Ends
 from .instruments import Instruments
 from .loaders import Loaders
 from .modules import Modules, in_worker
-from .phases import AGAIN, FOUND_IN, PHASES, Block, plan, steady, total
+from .phases import AGAIN, FOUND_IN, PHASES, TIMED, Block, plan, steady, total
 from .starts import Starts
 
 _PATIENCE = 5
@@ -65,6 +65,7 @@ class Agent:
         self.inputs: dict[int, Inputs] = {}
         trace = self.folder / f"trace-{self.pid}.json" if self.settings["trace"] else None
         self.instruments = Instruments(trace)
+        self.clock = cuda.Clock()
         self.notes: list[str] = []
         self.graphs = 0
         self.waits: list[list[Any]] = []
@@ -116,9 +117,7 @@ class Agent:
         if self.done or os.getpid() != self.pid:
             return
         self.done = True
-        if self.blocks and "end" not in self.blocks[-1]:  # what is whole of a block that was cut short counts
-            self.blocks[-1] |= {"end": self.last, "after": record.counters()}
-        self._leave()
+        self._cut_short()
         self.modules.end() if self.modules.watching else None
         for inputs in self.inputs.values():
             inputs.remove()
@@ -131,12 +130,25 @@ class Agent:
         self.modules.uses.clear()
         self.inputs.clear()
 
+    def _cut_short(self) -> None:
+        """The steps that are whole of a block which does not come to its end count, if the device lives."""
+        try:
+            if self.blocks and "end" not in self.blocks[-1]:
+                self._close_block(self.last)
+            else:
+                self._leave()
+        except RuntimeError as e:  # an error of the script's on the device comes back at every call
+            self.notes.append(f"the last steps are left out, as the device could not be asked: {e}")
+            self.blocks = [block for block in self.blocks if "end" in block]
+            self.instruments.drop()
+
     def _waited(self, began: float, ended: float, rows: int, came: bool) -> None:
         if threading.get_ident() == self.thread:  # what others wait for is not the step's wait
             self.waits.append([began, ended, rows, came])
 
     def _begin_again(self) -> None:
         """Other steps than before: nothing of what those were being watched for is left on."""
+        self.instruments.drop()
         self._leave()
         for inputs in self.inputs.values():
             inputs.remove()
@@ -169,7 +181,7 @@ class Agent:
             self.instruments.parts.begin_optimizer(optimizer)
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or cuda.capturing():
             return
         if self.instruments.parts is not None:
             self.instruments.parts.end_optimizer()
@@ -186,13 +198,15 @@ class Agent:
 
     def boundary(self, name: str) -> None:
         """A step ended."""
-        if in_worker():
+        if in_worker() or cuda.capturing():
             return
         if self.done:
             self._stop_again()
             return
         if os.getpid() != self.pid:
             self._begin_again()  # a forked child trains by itself
+        if self.block is None:
+            cuda.settle()  # while it warms up: the host may be many steps ahead
         now = time.perf_counter()
         self.n += 1
         self.boundary_name, self.thread = name, threading.get_ident()
@@ -259,6 +273,7 @@ class Agent:
             self._start_block()
             return
         held = self.blocks[-1]
+        self.clock.step()
         held["times"].append(now - self.last)
         held["waits"].append(sum(ended - began for began, ended, *_ in self.waits))
         held["rows"].append(sum(rows for *_, rows, _ in self.waits))
@@ -285,9 +300,10 @@ class Agent:
             self._start_block()
 
     def _start_block(self) -> None:
-        cuda.settle()
         block = self.block
         assert block is not None  # noqa: S101
+        if block.phase not in TIMED:
+            cuda.settle()
         self.instruments.start(block.phase)
         self.fresh_before = self.loaders.begun
         self.blocks.append(
@@ -296,8 +312,8 @@ class Agent:
                 "fresh": [], "before": record.counters(),
             }
         )  # fmt: skip
-        if self.instruments.spans is not None:
-            self.instruments.spans.restart()
+        self.clock.begin()
+        self.instruments.restart()
         self.blocks[-1]["start"] = time.perf_counter()
 
     def _end_block(self) -> None:
@@ -314,6 +330,9 @@ class Agent:
     def _close_block(self, ended: float) -> None:
         if self.blocks[-1]["phase"] == "half" and _graphs() != self.graphs:
             self.blocks[-1]["phase"] = "half, compiled again"  # other code ran than in the whole batch
+        cuda.settle()
+        if found := self.clock.times():
+            self.blocks[-1] |= {"times": found, "device_s": sum(found)}
         self.blocks[-1] |= {"end": ended, "after": record.counters()}
         self._leave()
 

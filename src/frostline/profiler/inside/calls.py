@@ -21,6 +21,7 @@ try:
 except ImportError:  # the script's Python may not have it; the other one is ten times slower
     _fast: Any = None  # type: ignore[no-redef]
 
+from . import cuda
 from .batches import tensors
 from .modules import Use
 from .patches import Patches
@@ -107,7 +108,7 @@ class Inputs:
         self._handle = module.register_forward_pre_hook(self._before, with_kwargs=True)
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self.ours or torch.compiler.is_compiling():
+        if self.ours or torch.compiler.is_compiling() or cuda.capturing():
             return
         self.calls += 1
         if self.paused or self.failed:

@@ -67,6 +67,12 @@ class Instruments:
             self._look = Look()
             self._look.__enter__()  # type: ignore[no-untyped-call]
 
+    def restart(self) -> None:
+        """The last thing before the block's first step: what the steps that settle left is forgotten."""
+        if self.spans is not None and self.parts is not None:
+            self.parts.copies.clear()
+            self.spans.restart()
+
     def take_off(self, steps: int) -> None:
         """The block has ended, after so many steps that count."""
         if self._kernels is not None:
@@ -102,7 +108,8 @@ class Instruments:
 
     def _add_spans(self, spans: Spans, parts: Parts) -> None:
         found = self.found.setdefault("spans", [])
-        found.append({"spans": spans.lines(), "bounds": spans.bounds(), "cuda": spans.cuda})
+        told = {"spans": spans.lines(), "bounds": spans.bounds(), "cuda": spans.cuda, "lag": spans.lag()}
+        found.append(told)
         copies = self.found.setdefault("copies", [])
         for (kind, waits), (calls, size, seconds) in parts.copies.items():
             copies.append({"kind": kind, "blocking": waits, "calls": calls, "bytes": size, "s": seconds})
@@ -111,6 +118,7 @@ class Instruments:
         steps = max(1, steps)
         self.found["look"] = {
             "steps": steps, "flops": look.flops / steps, "operators": look.operators / steps,
+            "uncounted": look.uncounted,
             "flops_by_dtype": {name: flops / steps for name, flops in look.flops_by_dtype.items()},
             "waits": [
                 {"where": where, "what": what, "calls": n / steps, "s": seconds / steps}

@@ -6,6 +6,7 @@ a step takes is pass A's to say.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,10 @@ def _device(traced: Any, steps: int) -> dict[str, Any]:
     copies: list[Interval] = []
     host: dict[str, list[Interval]] = {"data": [], "copy": [], "optimizer": [], "sync": [], "torch": []}
     ends: list[float] = []
-    for event in traced.profiler.kineto_results.events():
-        start = event.start_ns() * 1e-9
+    events = traced.profiler.kineto_results.events()
+    zero = min((event.start_ns() for event in events), default=0)  # since 1970: too many digits
+    for event in events:
+        start = (event.start_ns() - zero) * 1e-9
         span = (start, start + event.duration_ns() * 1e-9)
         name = event.name()
         if name.startswith("frostline:end") and event.device_type() != torch._C._autograd.DeviceType.CUDA:
@@ -74,8 +77,8 @@ def _device(traced: Any, steps: int) -> dict[str, Any]:
     if ends:  # the first stands where the first step begins; the device may be done long after the last
         began, ended = min(ends), max(*ends, ended)
     kernels, copies = clip(kernels, began, ended), clip(copies, began, ended)
-    busy = union([*kernels, *copies])
-    host["torch"] = union(host["torch"])
+    busy = joined(union([*kernels, *copies]))
+    host = {kind: union(spans) for kind, spans in host.items()}
     idle = dict.fromkeys(("data", "copy", "sync", "optimizer", "launch", "other"), 0.0)
     for gap in gaps(busy, began, ended):
         idle[_cause(gap, host)] += gap[1] - gap[0]
@@ -91,22 +94,48 @@ def _cause(gap: Interval, host: dict[str, list[Interval]]) -> str:
     """What the host did while the device had nothing to do. A wait for the device ends where the gap begins:
     the queue has run dry, and filling it again is that wait's price."""
     length = gap[1] - gap[0]
-    if length < _NEAR:
-        return "launch"
     for cause in ("data", "copy"):
-        if sum(_common(gap, span) for span in host[cause]) > length / 2:
+        if _common(gap, host[cause]) > length / 2:
             return cause
-    if any(span[0] < gap[0] and gap[0] - _NEAR < span[1] <= gap[1] for span in host["sync"]):
+    waits = near(host["sync"], gap[0] - _NEAR, gap[1])
+    if any(span[0] < gap[0] and gap[0] - _NEAR < span[1] <= gap[1] for span in waits):
         return "sync"
-    if sum(_common(gap, s) for s in host["optimizer"]) > length / 2:
+    if _common(gap, host["optimizer"]) > length / 2:
         return "optimizer"
     # launching is calling torch again and again; a long stretch without is the script's own code
-    quiet = max((b - a for a, b in gaps(clip(host["torch"], *gap), *gap)), default=0.0)
+    calls = clip(near(host["torch"], *gap), *gap)
+    quiet = max((b - a for a, b in gaps(calls, *gap)), default=0.0)
     return "other" if quiet > max(length / 2, _QUIET) else "launch"
 
 
-def _common(a: Interval, b: Interval) -> float:
-    return max(0.0, min(a[1], b[1]) - max(a[0], b[0]))
+def _common(gap: Interval, spans: list[Interval]) -> float:
+    """Seconds of a gap in which one of the spans, which lie apart, goes on."""
+    return sum(b - a for a, b in clip(near(spans, *gap), *gap))
+
+
+def near(spans: list[Interval], began: float, ended: float) -> list[Interval]:
+    """Those of spans apart, in their order, that may touch an interval; there are many, so not all are seen.
+
+    >>> near([(0, 1), (2, 3), (4, 5), (6, 7)], 2.5, 4.5)
+    [(2, 3), (4, 5)]
+    """
+    first = bisect_left(spans, began, key=lambda span: span[1])
+    return spans[first : bisect_right(spans, ended, key=lambda span: span[0])]
+
+
+def joined(busy: list[Interval]) -> list[Interval]:
+    """With gaps that are the device's own, between one kernel and the next, filled in.
+
+    >>> joined([(0.0, 1.0), (1.000001, 2.0), (3.0, 4.0)])
+    [(0.0, 2.0), (3.0, 4.0)]
+    """
+    found = busy[:1]
+    for start, end in busy[1:]:
+        if start - found[-1][1] < _NEAR:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((start, end))
+    return found
 
 
 def union(spans: list[Interval]) -> list[Interval]:

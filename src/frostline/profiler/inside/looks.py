@@ -54,6 +54,8 @@ class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.waits: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
         """(file:line, what) → times, seconds."""
         self.operators = 0
+        self.uncounted = ""
+        """An operator that torch's formulas could not count, and why."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,10 +76,17 @@ class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
             held[0] += 1
             held[1] += time.perf_counter() - began if _on_device(args) else 0.0
         if packet in flop_registry:
-            flops = float(flop_registry[packet](*args, **kwargs, out_val=result))
-            self.flops += flops
-            self.flops_by_dtype[_dtype(args)] += flops
+            self._counted(packet, args, kwargs, result)
         return result
+
+    def _counted(self, packet: Any, args: Any, kwargs: Any, result: Any) -> None:
+        try:
+            flops = float(flop_registry[packet](*args, **kwargs, out_val=result))
+        except Exception as e:  # noqa: BLE001 -- torch's formulas do not know every shape; the step goes on
+            self.uncounted = f"{packet}: {type(e).__name__}: {e}"
+            return
+        self.flops += flops
+        self.flops_by_dtype[_dtype(packet, args)] += flops
 
 
 def _back(args: Any, kwargs: Any) -> str | None:
@@ -100,9 +109,15 @@ def _on_device(args: Any) -> bool:
     return any(isinstance(t, Tensor) and t.is_cuda for t in tree_iter(args))
 
 
-def _dtype(args: Any) -> str:
-    found = next((t.dtype for t in tree_iter(args) if isinstance(t, Tensor)), None)
-    return str(found).removeprefix("torch.")
+def _dtype(packet: Any, args: Any) -> str:
+    """What it is computed in: a GPU may round float32 to TF32, by default in convolutions."""
+    found = next((t for t in tree_iter(args) if isinstance(t, Tensor)), None)
+    if found is None:
+        return "unknown"
+    kind = "conv" if "conv" in packet.__name__ else "matmul"
+    if found.is_cuda and found.dtype == torch.float32 and cuda.rounded(kind):
+        return "tf32"
+    return str(found.dtype).removeprefix("torch.")
 
 
 def _place(on_device: bool) -> str:

@@ -29,6 +29,8 @@ PHASES = {
     "trace": "tracing the device",
     "look": "looking for waits, counting operations",
 }
+TIMED = ("A", "bare", "B", "replay", "compute", "half")
+"""Phases that a GPU is not waited for in before they begin: an empty queue is no part of a usual step."""
 AGAIN = {
     "replay": "a batch that it had seen before",
     "compute": "a batch that lies on the device already",

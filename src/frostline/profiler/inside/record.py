@@ -83,7 +83,6 @@ def _device() -> dict[str, Any]:
     return {
         "name": torch.cuda.get_device_name(index), "index": index,
         "uuid": str(getattr(torch.cuda.get_device_properties(index), "uuid", "?")),
-        "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
         "peak_allocated": stats.get("allocated_bytes.all.peak", 0),
         "peak_reserved": stats.get("reserved_bytes.all.peak", 0),
         "alloc_retries": stats.get("num_alloc_retries", 0), "total": torch.cuda.mem_get_info()[1],

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from . import cuda
+
 _NONE = [(-1, None)]
 
 
@@ -119,9 +121,7 @@ class Spans:
             return None
         if torch.cuda.is_current_stream_capturing():
             return None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        return cuda.event()
 
     # afterwards
 
@@ -141,6 +141,16 @@ class Spans:
     def bounds(self) -> list[list[float]]:
         """The ends of steps: host, device."""
         return [[at - self._began, self._since(event)] for at, event in self.marks]
+
+    def lag(self) -> float:
+        """What the device's clock is behind the host's: the block began while it was still at work."""
+        if not self.cuda:
+            return 0.0
+        last = self._event()
+        if last is None:
+            return 0.0
+        last.synchronize()
+        return max(0.0, time.perf_counter() - self._began - self._since(last))
 
     def _on_device(self, first: Any, last: Any) -> tuple[float, float]:
         return (

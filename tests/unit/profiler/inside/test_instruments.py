@@ -61,6 +61,17 @@ def test_copies_of_pass_b_are_added() -> None:
     ]
 
 
+def test_copies_of_steps_that_settle_do_not_count() -> None:
+    instruments = Instruments(None)
+    instruments.put_on("B", [], [])
+    assert instruments.parts is not None
+    instruments.parts.copies[("pageable", True)] = [1.0, 8.0, 0.5]
+    instruments.start("B")
+    instruments.restart()
+    instruments.take_off(1)
+    assert instruments.found["copies"] == []
+
+
 def test_a_block_that_ends_while_it_settles_adds_nothing() -> None:
     """A script may end in the steps before those that count."""
     instruments = Instruments(None)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import frostline
+from frostline.profiler.inside import looks
 from frostline.profiler.inside.looks import Look, _back
 
 
@@ -171,6 +172,17 @@ def test_operations_are_told_by_their_precision() -> None:
         a @ a
         a.bfloat16() @ a.bfloat16()
     assert look.flops_by_dtype == {"float32": 128.0, "bfloat16": 128.0}
+
+
+def test_an_operator_that_cannot_be_counted_does_not_stop_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    def formula(*args: Any, **kwargs: Any) -> int:
+        raise AssertionError("heads differ")
+
+    monkeypatch.setitem(looks.flop_registry, torch.ops.aten.mm, formula)
+    with Look() as look:
+        found = torch.ones(2, 3) @ torch.ones(3, 4)
+    assert found.sum() == 24
+    assert (look.flops, look.uncounted) == (0, "aten.mm: AssertionError: heads differ")
 
 
 def test_results_and_random_numbers_are_the_same_bits() -> None:

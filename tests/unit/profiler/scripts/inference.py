@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     torch.manual_seed(0)
-    width, size = (40, 64) if args.device == "cpu" else (512, 224)
+    width, size = (40, 64) if args.device == "cpu" else (1024, 224)
     model = ImageEncoder(width).to(args.device).eval()
     total = torch.zeros(width, device=args.device)
     with torch.no_grad():

@@ -1,8 +1,9 @@
 """Train a perceptron from a loader that takes most of the step; --fast replaces it.
 
 Plant: a batch takes 50 ms to prepare (a sleep) in the training process itself, the rest of the step about 20
-ms (the depth is chosen for it on the machine at hand). With --fast the loader hands out tensors that lie
-ready: what is gained by that is what a profile of the slow run must have foretold.
+ms (the depth is chosen for it on the machine at hand); a GPU works on that while the host sleeps. With --fast
+the loader hands out tensors that lie ready: what is gained by that is what a profile of the slow run must
+have foretold.
 """
 
 import argparse
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 PREPARE_S, COMPUTE_S, BATCH, BATCHES = 0.050, 0.020, 64, 400
+PROBED = 5
+"""Layers of a model that is timed first; not as many as the one that is trained."""
 
 
 class Rows(Dataset):
@@ -49,7 +52,7 @@ def layers(width: int, depth: int) -> nn.Sequential:
 
 def depth_for(width: int, rows: int, seconds: float, device: str) -> int:
     """As many layers as make a training step of so many seconds here."""
-    probe, x = layers(width, 8).to(device), torch.randn(rows, width, device=device)
+    probe, x = layers(width, PROBED).to(device), torch.randn(rows, width, device=device)
     optimizer, took = torch.optim.SGD(probe.parameters(), 1e-3), []
     for _ in range(24):
         began = time.perf_counter()
@@ -57,7 +60,7 @@ def depth_for(width: int, rows: int, seconds: float, device: str) -> int:
         optimizer.step()
         if device == "cuda":
             torch.cuda.synchronize()
-        took.append((time.perf_counter() - began) / 8)
+        took.append((time.perf_counter() - began) / PROBED)
     return max(round(seconds / sorted(took[8:])[8]), 1)
 
 

@@ -23,7 +23,7 @@ class Images(Dataset):
     """Item i belongs to step i // 20. Every item has an index of its own; only the pixels repeat."""
 
     def __len__(self) -> int:
-        return 400 * BATCH
+        return 800 * BATCH
 
     def __getitem__(self, i: int) -> Tensor:
         row = i % BATCH
