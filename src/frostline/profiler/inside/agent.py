@@ -25,7 +25,7 @@ from .ends import Ends
 from .instruments import Instruments
 from .loaders import Loaders
 from .modules import Modules, in_worker
-from .phases import AGAIN, FOUND_IN, PHASES, TIMED, Block, plan, steady, total
+from .phases import AGAIN, FOUND_IN, PHASES, TIMED, Block, more, plan, steady, total
 from .starts import Starts
 
 _PATIENCE = 5
@@ -58,7 +58,9 @@ class Agent:
         self.phase = "warm"
         self.times: list[float] = []
         self.blocks: list[dict[str, Any]] = []
+        self.plan: list[Block] = []
         self.queue: list[Block] = []
+        self.unsure = 0
         self.block: Block | None = None
         self.left = 0
         self.modules = Modules(self.starts.called)
@@ -257,6 +259,7 @@ class Agent:
                 trace=self.settings["trace"] or cuda.used(),
                 workers=any(about["workers"] for about in self.loaders.seen.values()),
             )
+            self.plan = [] if world > 1 else [*self.queue]
             self.asked = self.n + total(self.queue)
             self._next()
 
@@ -286,7 +289,13 @@ class Agent:
             self._end_block()
 
     def _next(self) -> None:
-        """The next block, or the end."""
+        """The next block, or the end. What is unsure is done again before half a batch is tried, which may
+        leave other code behind."""
+        if not self.queue or self.queue[0].phase == "half":
+            again = more(self.plan, self.blocks, self._usual(), self.unsure)
+            self.queue[:0] = again
+            self.asked += total(again)
+            self.unsure += bool(again)
         if not self.queue:
             self._over()
             return

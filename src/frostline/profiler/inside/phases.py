@@ -15,8 +15,9 @@ look     under a dispatch mode: where the host waits, how much is computed
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 PHASES = {
     "bare": "steps that nothing but their end is seen of",
@@ -43,6 +44,8 @@ speed of shared cores changes from one second to the next, so there they are sho
 _LINES_S = 0.3
 _BLOCK_S = 0.06
 """Blocks of quick steps are longer than asked for, to take about so long."""
+_SURE, _MOST_MORE, _MORE_S = 0.02, 3, 3.0
+"""Passes are told apart to so much of a step, or as often as that, each time in so many seconds."""
 _STABLE = 0.1
 _WINDOW = 5
 FOUND_IN = 3
@@ -79,6 +82,21 @@ def plan(
         again = ["replay", "compute", "half"] if cuda else ["replay", "half"]
         blocks += [Block(phase, n, settle=3) for phase in again]
     return blocks
+
+
+def more(plan: Sequence[Block], done: Sequence[Mapping[str, Any]], step_s: float, before: int) -> list[Block]:
+    """Turns once more, where A and B differ so much from round to round that their means say little; on a
+    machine with other work to do. before: how often that has been."""
+    means: dict[str, list[float]] = {"A": [], "B": []}
+    for block in done:
+        if block["phase"] in means and block["times"]:
+            means[block["phase"]].append(statistics.fmean(block["times"]))
+    ratios = [b / a for a, b in zip(means["A"], means["B"], strict=False) if a]
+    turns = [block for block in plan if block.phase in ("A", "bare", "B")]
+    if len(ratios) < 2 or before >= _MOST_MORE or total(turns) * step_s > _MORE_S:
+        return []
+    unsure = 2 * statistics.stdev(ratios) / len(ratios) ** 0.5
+    return turns if unsure > _SURE else []
 
 
 def total(blocks: Sequence[Block]) -> int:

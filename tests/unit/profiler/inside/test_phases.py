@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.profiler.inside.phases import PHASES, plan, steady, total
+from frostline.profiler.inside.phases import PHASES, more, plan, steady, total
 
 Steps = st.integers(6, 400)
 Seconds = st.floats(1e-4, 5.0)
@@ -84,3 +84,19 @@ def test_all_steps_are_counted_also_those_that_settle() -> None:
 def test_steady_is_when_the_median_stays(times: list[float], is_steady: bool) -> None:
     """A single slow step does not matter, a slow half does."""
     assert steady(times) == is_steady
+
+
+def measured(*pairs: tuple[float, float]) -> list[dict[str, object]]:
+    return [{"phase": p, "times": [t, t]} for a, b in pairs for p, t in (("A", a), ("bare", 1.0), ("B", b))]
+
+
+def test_turns_come_again_while_passes_cannot_be_told_apart() -> None:
+    blocks = plan(24, 0.02, cuda=False, replay=True, trace=False)
+    unsure = measured((1.0, 1.0), (1.0, 1.4), (1.3, 1.0), (1.0, 1.1))
+    again = more(blocks, unsure, 0.02, 0)
+    assert again == [b for b in blocks if b.phase in TURNS]
+    assert more(blocks, measured(*[(1.0, 1.01), (2.0, 2.02)] * 3), 0.02, 0) == []  # sure, at any pace
+    assert more(blocks, unsure, 0.02, 3) == []
+    assert more(blocks, unsure, 2.0, 0) == []  # that would take long
+    assert more([], unsure, 0.02, 0) == []
+    assert more(blocks, measured((1.0, 1.4)), 0.02, 0) == []
