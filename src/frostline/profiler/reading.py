@@ -42,6 +42,7 @@ def profile_of(
     found = [
         *trials,
         *filter(None, [
+            steps.trial(raw, "real", "real", "as they come, in turns with one again and again"),
             steps.trial(raw, "replay", "replayed", "one prepared batch again and again"),
             steps.trial(raw, "compute", "compute", "one that lies on the device"),
             steps.trial(raw, "half", "half", "half of that batch"),
@@ -63,6 +64,7 @@ def profile_of(
         repeated={held["name"]: held["repeats"] / held["rows"] for held in raw["inputs"] if held["rows"]},
         items_again=max((x["repeats"] / x["items"] for x in raw["loaders"] if x["items"]), default=0.0),
         training=not raw["boundary"].startswith("call of"),
+        alone=not trials and not any(loader.workers for loader in loaders),
     )  # fmt: skip
     again = repeats.repeats(raw, spans, prepared, out)
     return Profile(

@@ -63,6 +63,8 @@ class Seen:
     """Module → the share of its inputs that it had seen before."""
     items_again: float = 0.0
     """The share of a data set's items that had been asked for before."""
+    alone: bool = False
+    """A script whose loaders have no workers: batches are prepared while everything else stands still."""
     training: bool = True
     """Epochs follow each other; a loop of calls may see each input once."""
     lines: Sequence[tuple[str, float]] = ()
@@ -104,10 +106,10 @@ def shares(seen: Seen) -> dict[str, float]:
     if seen.idle:
         waits = min(waits, seen.idle_ms("data") / seen.step)
     lost = 1 - replayed.ms / seen.beside_ms if replayed is not None else waits
-    if seen.trial("real") is None and not any(loader.workers for loader in seen.loaders):
-        lost = min(lost, waits)  # nothing else than the wait goes when nobody works beside the step
     felt = waits >= 0.05
-    if (real := seen.trial("real")) is not None and replayed is not None:
+    if seen.alone:
+        lost = min(lost, waits)  # nothing else than the wait goes when nobody works beside the step
+    elif (real := seen.trial("real")) is not None and replayed is not None:
         felt = real.low > replayed.high  # in turns: also what is waited for when an epoch begins
     found = {"input": max(0.0, lost) if felt else 0.0}
     if seen.on_gpu:

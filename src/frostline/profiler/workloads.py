@@ -170,7 +170,7 @@ def _stepped(agent: Agent, step: Step, supply: Supply, most: int) -> None:
         if not taken:
             before.restore()  # networks of the pipeline drew their first weights
             agent.decodes.install_all()  # of libraries that its stages imported
-        if taken > most:
+        if taken - agent.n > most:
             raise ProfileFailed(
                 f"After {taken:,} batches the optimiser has taken {agent.n:,} steps. One is left out where "
                 f"loss or gradients are no finite numbers: are they?"

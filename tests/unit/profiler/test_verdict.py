@@ -319,3 +319,10 @@ def test_copies_never_take_what_kernels_do() -> None:
 def test_with_a_batch_on_the_device_the_bound_of_copies_is_what_was_measured() -> None:
     found = bounds(on_gpu(exposed_copy_ms=95.0, trials=trials(compute=20.0)))
     assert found["copies that cost nothing"] == pytest.approx(5.0)
+
+
+def test_without_workers_no_more_is_lost_to_the_loader_than_is_waited_for_it() -> None:
+    """The machine was faster while one batch came again and again: that is not the loader's doing."""
+    found = seen(wait_ms=30, trials=trials(real=100, replayed=50), alone=True)
+    assert bounds(found)["an infinitely fast loader"] == pytest.approx(1 / 0.7)
+    assert bounds(replace(found, alone=False))["an infinitely fast loader"] == pytest.approx(2)

@@ -389,7 +389,7 @@ class Agent:
         following = self.queue[0].phase if self.queue else ""
         for inputs in self.inputs.values():
             cost = inputs.typical_s * inputs.calls / max(1, self.n)
-            inputs.paused = following in ("A", "bare") and cost > _MOST_INPUT_COST * step
+            inputs.paused = following in ("A", "bare", "real") and cost > _MOST_INPUT_COST * step
             inputs.ours = following in AGAIN
 
     # the end

@@ -6,6 +6,7 @@ A        the loader's waits too: the time that counts
 B        everything: where the time goes
 lines    with a thread that looks at the script's own lines between the parts that are known
 replay   one batch again and again: what an infinitely fast loader would give
+real     as they come, in turns with replay, where no workers fill a queue meanwhile
 compute  the same on a GPU, with the batch lying there: nothing is copied
 half     half of that batch: whether a step's time grows with it
 trace    under torch's tracer: what the device does
@@ -24,13 +25,14 @@ PHASES = {
     "A": "pass A: the time that counts",
     "B": "pass B: where it goes",
     "replay": "one batch again and again",
+    "real": "batches as they come",
     "compute": "one batch that lies on the device",
     "half": "half a batch",
     "lines": "the script's own lines",
     "trace": "tracing the device",
     "look": "looking for waits, counting operations",
 }
-TIMED = ("A", "bare", "B", "replay", "compute", "half")
+TIMED = ("A", "bare", "B", "replay", "real", "compute", "half")
 """Phases that a GPU is not waited for in before they begin: an empty queue is no part of a usual step."""
 AGAIN = {
     "replay": "a batch that it had seen before",
@@ -41,6 +43,8 @@ AGAIN = {
 _ON_CPU, _ON_GPU, _MOST = 2, 4, 16
 """Steps of a block of bare, A or B. A GPU is waited for at a block's ends, so there they are longer; the
 speed of shared cores changes from one second to the next, so there they are short."""
+_REPLAYS = 3
+"""Turns of one batch again and again with batches as they come."""
 _LINES_S = 0.3
 _BLOCK_S = 0.06
 """Blocks of quick steps are longer than asked for, to take about so long."""
@@ -65,7 +69,8 @@ def plan(
 ) -> list[Block]:
     """
     >>> [f"{b.phase}{b.steps}" for b in plan(12, 0.05, cuda=False, replay=True, trace=False)]
-    ['A2', 'bare2', 'B2', 'bare2', 'B2', 'A2', 'lines6', 'look2', 'replay12', 'half12']
+    ['A2', 'bare2', 'B2', 'bare2', 'B2', 'A2', 'lines6', 'look2', 'replay6', 'real4', 'replay6', 'real4',
+    'replay6', 'real4', 'half12']
     """
     size = _ON_GPU if cuda else _ON_CPU
     rounds = max(2, round(steps / 3 / size))
@@ -79,8 +84,10 @@ def plan(
     blocks.append(Block("look", 2, settle=0))
     if replay:  # half a batch last: what is compiled for it may run for the whole one from then on
         n = max(12, 2 * size)
-        again = ["replay", "compute", "half"] if cuda else ["replay", "half"]
-        blocks += [Block(phase, n, settle=3) for phase in again]
+        again = [Block("replay", n, settle=3)]
+        if not workers:
+            again = [Block("replay", n // 2, settle=2), Block("real", max(4, size), settle=2)] * _REPLAYS
+        blocks += [*again, *([Block("compute", n, settle=3)] if cuda else []), Block("half", n, settle=3)]
     return blocks
 
 
