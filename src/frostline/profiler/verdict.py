@@ -107,9 +107,10 @@ def shares(seen: Seen) -> dict[str, float]:
         waits = min(waits, seen.idle_ms("data") / seen.step)
     lost = 1 - replayed.ms / seen.beside_ms if replayed is not None else waits
     felt = waits >= 0.05
-    if seen.alone:
-        lost = min(lost, waits)  # nothing else than the wait goes when nobody works beside the step
-    elif (real := seen.trial("real")) is not None and replayed is not None:
+    real = seen.trial("real")
+    if seen.alone and real is None:
+        lost = min(lost, waits)  # not in turns: the machine's own pace may have changed since
+    elif not seen.alone and real is not None and replayed is not None:
         felt = real.low > replayed.high  # in turns: also what is waited for when an epoch begins
     found = {"input": max(0.0, lost) if felt else 0.0}
     if seen.on_gpu:
