@@ -149,7 +149,8 @@ class Loaders:
             if spans is not None:
                 spans.leave(place)
             self._count(about, began, ended, rows, came)
-        if self.keep:
+        if self.keep and rows > n_rows(about["kept"]):
+            # one for all: memory that is held a step longer, again and again, is never the same twice
             about["kept"], about["as"] = batch, _versions(batch)
         return batch
 

@@ -49,7 +49,7 @@ def test_a_kept_batch_comes_again_and_again_in_containers_of_its_own(loaders: Lo
     loaders.replay = "replay"
     first, second = islice(loader, 2)
     assert first["x"] is second["x"]
-    assert first["name"][0] == "item4"
+    assert first["name"][0] == "item0"
     first.pop("x")
     assert torch.equal(next(iter(loader))["x"], second["x"])
     loaders.replay = "half"
@@ -65,7 +65,7 @@ def test_a_kept_batch_lies_on_the_device_and_comes_anew_when_a_step_wrote_into_i
     first, second = islice(loader, 2)
     assert first["x"].device.type == "meta"
     assert first["x"] is second["x"]
-    assert first["name"] == ["item4", "item5", "item6", "item7"]
+    assert first["name"] == ["item0", "item1", "item2", "item3"]
     first["x"].mul_(2)
     assert next(iter(loader))["x"] is not first["x"]
     loaders.replay = "half"
@@ -91,6 +91,14 @@ def test_also_where_training_and_evaluation_look_alike(loaders: Loaders) -> None
     keep(loaders, DataLoader(Numbers(8), batch_size=4))
     loaders.replay = "replay"
     assert len(list(islice(DataLoader(Numbers(8), batch_size=4), 500))) < 100
+
+
+def test_one_batch_is_kept_and_only_a_larger_one_takes_its_place(loaders: Loaders) -> None:
+    """Memory that is held a step longer, again and again, slowed the step by a tenth."""
+    loader = DataLoader(Numbers(9), batch_sampler=[[0, 1], [2, 3, 4, 5], [6, 7, 8, 0], [1]])
+    keep(loaders, loader, steps=4)
+    loaders.replay = "replay"
+    assert next(iter(loader))["name"] == ["item2", "item3", "item4", "item5"]
 
 
 def test_a_loader_that_steps_did_not_read_from_is_not_replayed(loaders: Loaders) -> None:
