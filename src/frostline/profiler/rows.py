@@ -55,12 +55,14 @@ class Spans:
         self.total += sum(end - (ends[i - 1] if i else 0.0) for i, end in enumerate(ends) if i in whole)
         ours = [span for span in spans if span[0] == "frostline" and span[3] in whole]
         self.ours += sum(span[clock + 1] - span[clock] for span in ours)
+        if not cuda:  # a device goes on while the host enters and leaves spans
+            self.ours += sum(span[9] for span in spans if span[3] in whole and not span[8])
         inner, host_inner = [0.0] * len(spans), [0.0] * len(spans)
         for span in spans:
             if span[2] >= 0 and span[8] == spans[span[2]][8]:
-                inner[span[2]] += span[clock + 1] - span[clock]
+                inner[span[2]] += span[clock + 1] - span[clock] + (0.0 if cuda else span[9])
                 host_inner[span[2]] += span[5] - span[4]
-        for i, (kind, name, _, step, *times, beside) in enumerate(spans):
+        for i, (kind, name, _, step, *times, beside, _ours) in enumerate(spans):
             if step not in whole or kind == "frostline":
                 continue
             took, held = times[clock - 3] - times[clock - 4], times[1] - times[0]
@@ -117,7 +119,7 @@ class Spans:
         last = min(_SHOWN_STEPS, len(found["bounds"]))
         until = found["bounds"][last - 1][0] if last else 0.0
         bars = []
-        for kind, name, parent, step, start, end, first, done, _ in found["spans"]:
+        for kind, name, parent, step, start, end, first, done, *_ in found["spans"]:
             if not 0 <= step < last:
                 continue
             deep = _depth(found["spans"], parent)

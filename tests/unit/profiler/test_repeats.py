@@ -39,8 +39,8 @@ def raw(**given: Any) -> dict[str, Any]:
 
     def lines(step: int) -> list[list[Any]]:
         return [
-            ["forward", "Net", -1, step, step + 0.0, step + 0.4, 0, 0, 0],
-            ["forward", "Net.stem", 2 * step, step, step + 0.05, step + 0.1, 0, 0, 0],
+            ["forward", "Net", -1, step, step + 0.0, step + 0.4, 0, 0, 0, 0],
+            ["forward", "Net.stem", 2 * step, step, step + 0.05, step + 0.1, 0, 0, 0, 0],
         ]  # fmt: skip
 
     block = {"phase": "B", "start": 0, "end": 2, "times": [1.0, 1.0], "fresh": [0, 0], "batches": [1, 1],

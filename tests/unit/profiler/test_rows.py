@@ -16,9 +16,9 @@ Line = list[Any]
 
 def span(
     kind: str, start: float, end: float, *, name: str = "", parent: int = -1, step: int = 0,
-    device: tuple[float, float] = (0.0, 0.0), beside: bool = False,
+    device: tuple[float, float] = (0.0, 0.0), beside: bool = False, ours: float = 0.0,
 ) -> Line:  # fmt: skip
-    return [kind, name or kind, parent, step, start, end, *device, int(beside)]
+    return [kind, name or kind, parent, step, start, end, *device, int(beside), ours]
 
 
 def spans(
@@ -212,3 +212,19 @@ def test_the_timeline_has_depths_workers_and_a_track_for_the_device() -> None:
         ("device", "Model.head", 1), ("worker 1", "D", 0), ("worker 2", "D", 0),
     ]  # fmt: skip
     assert [(b.start, b.ms) for b in bars if b.name == "Model"] == [(1000, 1000), (1000, 3000)]
+
+
+def test_what_entering_and_leaving_spans_takes_is_no_part_of_the_step() -> None:
+    found = spans(
+        span("forward", 1, 7, name="Model", ours=0.5),
+        span("forward", 2, 4, name="Model.head", parent=0, ours=0.25),
+        span("backward", 8, 9, ours=0.5),
+    )
+    assert found.ms / 1000 == pytest.approx(10 - 1.25)
+    assert ms(found) == pytest.approx({"forward": 6 - 0.25, "backward": 1, "other": 2})
+    assert total(found.rows()) == pytest.approx(10 - 1.25)
+
+
+def test_on_a_device_it_takes_nothing() -> None:
+    found = spans(span("forward", 0, 1, device=(0.0, 8.0), ours=0.5), bounds=((2.0, 10.0),), cuda=True)
+    assert total(found.rows()) == pytest.approx(10)

@@ -32,6 +32,8 @@ class Span:
     last: Any = None
     beside: bool = False
     """Of another thread or stream: it runs beside the step's own work."""
+    ours: float = 0.0
+    """Seconds that entering and leaving it took the host: time of what is around it."""
 
 
 class Spans:
@@ -83,6 +85,7 @@ class Spans:
         self.step += 1
 
     def enter(self, kind: str, name: str) -> int:
+        began = time.perf_counter()
         thread = threading.get_ident()
         stack = self._stacks.setdefault(thread, [])
         stream = torch.cuda.current_stream().cuda_stream if self.cuda else 0
@@ -98,6 +101,7 @@ class Spans:
         stack.append((place, label))
         span.first = self._event()
         span.start = time.perf_counter()
+        span.ours = span.start - began
         return place
 
     def leave(self, place: int) -> None:
@@ -111,6 +115,8 @@ class Spans:
             span.end, span.last = now, event
             if label is not None:
                 label.__exit__(None, None, None)
+            if at == place:
+                span.ours += time.perf_counter() - now
 
     def within(self, thread: int) -> bool:
         """Whether a thread is inside of a span now."""
@@ -126,15 +132,15 @@ class Spans:
     # afterwards
 
     def lines(self) -> list[list[Any]]:
-        """[kind, name, parent, step, start, end, device start, device end, beside], in seconds since the
-        block began; ask when the device has settled."""
+        """[kind, name, parent, step, start, end, device start, device end, beside, ours], in seconds since
+        the block began; ask when the device has settled."""
         return [
             [
                 s.kind, s.name, s.parent, s.step, s.start - self._began, s.end - self._began,
-                *self._on_device(s.first, s.last), int(s.beside),
+                *self._on_device(s.first, s.last), int(s.beside), s.ours,
             ]
             if s.end >= 0
-            else [s.kind, s.name, s.parent, -1, 0.0, 0.0, 0.0, 0.0, 1]
+            else [s.kind, s.name, s.parent, -1, 0.0, 0.0, 0.0, 0.0, 1, 0.0]
             for s in self.found
         ]  # fmt: skip
 

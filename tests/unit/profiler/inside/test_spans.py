@@ -77,7 +77,7 @@ def test_a_span_that_is_open_at_the_end_is_marked_as_none() -> None:
     spans = Spans(cuda=False)
     spans.enter("forward", "Model")
     spans.boundary()
-    assert spans.lines() == [["forward", "Model", -1, -1, 0.0, 0.0, 0.0, 0.0, 1]]
+    assert spans.lines() == [["forward", "Model", -1, -1, 0.0, 0.0, 0.0, 0.0, 1, 0.0]]
 
 
 def test_leaving_twice_does_nothing() -> None:
@@ -179,6 +179,20 @@ def test_on_a_gpu_spans_have_the_devices_times() -> None:
     spans.leave(place)
     spans.boundary()
     torch.cuda.synchronize()
-    ((*_, first, last, beside),) = spans.lines()
+    ((*_, first, last, beside, _),) = spans.lines()
     assert 0 <= first < last <= spans.bounds()[0][1]
     assert not beside
+
+
+def test_what_entering_and_leaving_takes_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 1  # every look at the clock takes a second
+        return now[0]
+
+    monkeypatch.setattr(code, "time", SimpleNamespace(perf_counter=clock))
+    spans = Spans(cuda=False)
+    spans.leave(spans.enter("forward", "Model"))
+    ((*_, start, end, _, _, _, ours),) = spans.lines()
+    assert (end - start, ours) == (1, 2)
