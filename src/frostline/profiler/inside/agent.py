@@ -313,6 +313,8 @@ class Agent:
         assert block is not None  # noqa: S101
         if block.phase not in TIMED:
             cuda.settle()
+        for inputs in self.inputs.values():  # not before: a loop of calls has fetched its next batch by now
+            inputs.ours = block.phase in AGAIN
         self.instruments.start(block.phase)
         self.fresh_before = self.loaders.begun
         self.blocks.append(
@@ -390,7 +392,7 @@ class Agent:
         for inputs in self.inputs.values():
             cost = inputs.typical_s * inputs.calls / max(1, self.n)
             inputs.paused = following in ("A", "bare", "real") and cost > _MOST_INPUT_COST * step
-            inputs.ours = following in AGAIN
+            inputs.ours = inputs.ours or following in AGAIN
 
     # the end
 

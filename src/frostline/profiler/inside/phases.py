@@ -43,8 +43,8 @@ AGAIN = {
 _ON_CPU, _ON_GPU, _MOST = 2, 4, 16
 """Steps of a block of bare, A or B. A GPU is waited for at a block's ends, so there they are longer; the
 speed of shared cores changes from one second to the next, so there they are short."""
-_REPLAYS = 3
-"""Turns of one batch again and again with batches as they come."""
+_REPLAYED_S = 5.0
+"""Turns of one batch again and again with batches as they come take about so long, two to six of them."""
 _LINES_S = 0.3
 _BLOCK_S = 0.06
 """Blocks of quick steps are longer than asked for, to take about so long."""
@@ -68,9 +68,8 @@ def plan(
     steps: int, step_s: float, *, cuda: bool, replay: bool, trace: bool, workers: bool = False
 ) -> list[Block]:
     """
-    >>> [f"{b.phase}{b.steps}" for b in plan(12, 0.05, cuda=False, replay=True, trace=False)]
-    ['A2', 'bare2', 'B2', 'bare2', 'B2', 'A2', 'lines6', 'look2', 'replay6', 'real4', 'replay6', 'real4',
-    'replay6', 'real4', 'half12']
+    >>> [f"{b.phase}{b.steps}" for b in plan(12, 0.05, cuda=False, replay=True, trace=False, workers=True)]
+    ['A2', 'bare2', 'B2', 'bare2', 'B2', 'A2', 'lines6', 'look2', 'replay12', 'half12']
     """
     size = _ON_GPU if cuda else _ON_CPU
     rounds = max(2, round(steps / 3 / size))
@@ -86,7 +85,8 @@ def plan(
         n = max(12, 2 * size)
         again = [Block("replay", n, settle=3)]
         if not workers:
-            again = [Block("replay", n // 2, settle=2), Block("real", max(4, size), settle=2)] * _REPLAYS
+            again = [Block("replay", n // 2, settle=2), Block("real", max(4, size), settle=2)]
+            again *= max(2, min(6, round(_REPLAYED_S / (total(again) * max(step_s, 1e-6)))))
         blocks += [*again, *([Block("compute", n, settle=3)] if cuda else []), Block("half", n, settle=3)]
     return blocks
 
