@@ -360,6 +360,8 @@ class Agent:
         )
         if phase == "A":
             self.loaders.keep = bool(self.settings["replay"]) and not self.keep_going
+        if phase == "real":  # beside replayed ones only
+            return any(block["phase"] == "replay" for block in self.blocks)
         if phase not in AGAIN:
             return True
         self.loaders.keep = False
