@@ -1,6 +1,8 @@
 """The profiler inside of a script's process: it counts steps, and watches each in the way that is its turn.
 
 Nothing that it does changes what the script computes: no random number is drawn, no tensor written to.
+One class and one file, though long: hooks, forks, errors and exits may come at any moment of a step, and all
+of them move the same state.
 """
 
 from __future__ import annotations
@@ -355,9 +357,8 @@ class Agent:
         if phase == "trace" and torch._C._autograd._profiler_enabled():
             self.notes.append("the script runs torch's tracer itself: the device's busy time is not known")
             return False
-        self.instruments.put_on(
-            phase, self.modules.worth(self._usual()), [self.loaders, *self.inputs.values()]
-        )
+        tellers = [self.loaders, *self.inputs.values()]
+        self.instruments.put_on(phase, lambda: self.modules.worth(self._usual()), tellers)
         if phase == "A":
             self.loaders.keep = bool(self.settings["replay"]) and not self.keep_going
         if phase == "real":  # beside replayed ones only

@@ -7,7 +7,7 @@ All of it is put on before the steps that settle, and is off again when the bloc
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,9 @@ class Instruments:
         self._begun = ""
         self._trace = trace
 
-    def put_on(self, phase: str, modules: list[Use], tellers: Sequence[Any]) -> None:
-        """tellers: those that enter spans by themselves, into their attribute `spans`."""
+    def put_on(self, phase: str, modules: Callable[[], list[Use]], tellers: Sequence[Any]) -> None:
+        """modules: asked for those to be told apart, where spans are put on; tellers: those that enter spans
+        by themselves, into their attribute `spans`."""
         if phase not in _WITH_SPANS:
             return
         self._collects = gc.isenabled()
@@ -52,7 +53,7 @@ class Instruments:
         self.spans = Spans(cuda=cuda.used(), label=label)
         self.parts = Parts(self.spans, cuda.used())
         self.parts.install()
-        self._calls = Calls(modules, self.spans)
+        self._calls = Calls(modules(), self.spans)
         self._tell(tellers)
 
     def start(self, phase: str) -> None:

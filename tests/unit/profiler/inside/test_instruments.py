@@ -16,7 +16,7 @@ from frostline.profiler.inside.phases import PHASES
 
 def block(instruments: Instruments, phase: str, steps: int = 1) -> None:
     teller = SimpleNamespace(spans=None)
-    instruments.put_on(phase, [], [teller])
+    instruments.put_on(phase, list, [teller])
     instruments.start(phase)
     for _ in range(steps):
         if teller.spans is not None:
@@ -51,7 +51,7 @@ def test_spans_of_each_block_of_pass_b_are_added() -> None:
 
 def test_copies_of_pass_b_are_added() -> None:
     instruments = Instruments(None)
-    instruments.put_on("B", [], [])
+    instruments.put_on("B", list, [])
     instruments.start("B")
     assert instruments.parts is not None
     instruments.parts.copies[("pinned", False)] = [1.0, 8.0, 0.5]
@@ -63,7 +63,7 @@ def test_copies_of_pass_b_are_added() -> None:
 
 def test_copies_of_steps_that_settle_do_not_count() -> None:
     instruments = Instruments(None)
-    instruments.put_on("B", [], [])
+    instruments.put_on("B", list, [])
     assert instruments.parts is not None
     instruments.parts.copies[("pageable", True)] = [1.0, 8.0, 0.5]
     instruments.start("B")
@@ -75,14 +75,14 @@ def test_copies_of_steps_that_settle_do_not_count() -> None:
 def test_a_block_that_ends_while_it_settles_adds_nothing() -> None:
     """A script may end in the steps before those that count."""
     instruments = Instruments(None)
-    instruments.put_on("B", [], [])
+    instruments.put_on("B", list, [])
     instruments.take_off(5)
     assert "spans" not in instruments.found
 
 
 def test_a_forked_child_has_nothing_on_and_tells_nothing() -> None:
     instruments, teller = Instruments(None), SimpleNamespace(spans=None)
-    instruments.put_on("B", [], [teller])
+    instruments.put_on("B", list, [teller])
     instruments.start("B")
     instruments.drop()
     assert (teller.spans, instruments.spans) == (None, None)
@@ -100,7 +100,7 @@ def test_what_was_looked_at_is_told_a_step() -> None:
 
 def test_lines_are_sampled_where_the_step_is_in_no_span() -> None:
     instruments = Instruments(None)
-    instruments.put_on("lines", [], [])
+    instruments.put_on("lines", list, [])
     instruments.start("lines")
     until = time.monotonic() + 60
     while not instruments.samples.looked and time.monotonic() < until:
