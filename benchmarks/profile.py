@@ -224,6 +224,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=4, help="of cost and gain")
     parser.add_argument("--also", type=Path, help="another folder for the result")
+    parser.add_argument("--profiles", type=Path, help="a folder in which the profiles stay, to be looked at")
     given = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests" / "unit" / "profiler"))
     name = device_name()
@@ -232,7 +233,7 @@ def main() -> None:
     wanted = [section for section in SECTIONS if not given.only or section in given.only]
     found: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+        folder = given.profiles or Path(place)
         runs: dict[str, Callable[[], list[dict[str, Any]]]] = {
             "plants": lambda: plants(scripts, device, given.steps, folder),
             "cost": lambda: [cost(script, device, given.rounds, folder) for script in COST_SCRIPTS],

@@ -120,6 +120,7 @@ class Copies:
     calls: float
     bytes: float
     ms: float
+    """What the host waits for; of copies that it does not wait for, what the device takes (0: unknown)."""
     blocking: bool
     """The host waits until it is done."""
 

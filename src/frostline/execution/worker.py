@@ -39,3 +39,6 @@ def serve(pipe: Connection[Any, Any]) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(Connection(int(sys.argv[1])))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the parent waits for all of them, and taking torch apart takes each a second

@@ -190,10 +190,15 @@ def _copies(raw: Raw) -> tuple[Copies, ...]:
         for i, name in enumerate(("calls", "bytes", "s")):
             held[i] += copy[name]
     n = max(1, sum(len(found["bounds"]) for found in raw.get("spans", [])))
-    return tuple(
-        Copies(kind, calls / n, size / n, 1000 * seconds / n, blocking)
-        for (kind, blocking), (calls, size, seconds) in sums.items()
-    )
+    whole: dict[str, float] = {}
+    for (kind, _), (_, size, _) in sums.items():
+        whole[kind] = whole.get(kind, 0.0) + size
+    on_device = raw.get("kernels", {}).get("up_s", {})
+    found = []
+    for (kind, blocking), (calls, size, seconds) in sums.items():
+        took = seconds / n if blocking else on_device.get(kind, 0.0) * size / max(1.0, whole[kind])
+        found.append(Copies(kind, calls / n, size / n, 1000 * took, blocking))
+    return tuple(found)
 
 
 def _on_device(kernels: Mapping[str, Any], step: float) -> dict[str, float]:

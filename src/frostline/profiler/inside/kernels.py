@@ -48,6 +48,7 @@ def _device(traced: Any, steps: int) -> dict[str, Any]:
     """Busy and idle seconds a step, idle ones by cause."""
     kernels: list[Interval] = []
     copies: list[Interval] = []
+    up = {"pinned": 0.0, "pageable": 0.0}
     host: dict[str, list[Interval]] = {"data": [], "copy": [], "optimizer": [], "sync": [], "torch": []}
     ends: list[float] = []
     events = traced.profiler.kineto_results.events()
@@ -63,6 +64,8 @@ def _device(traced: Any, steps: int) -> dict[str, Any]:
             if name.startswith("frostline:") or event.is_user_annotation():
                 continue  # a label's shadow on the device
             (copies if name.startswith(("Memcpy HtoD", "Memcpy DtoH")) else kernels).append(span)
+            for kind in up:
+                up[kind] += span[1] - span[0] if name.startswith(f"Memcpy HtoD ({kind.capitalize()}") else 0.0
         elif name.startswith("frostline:"):
             kind = name.split(":")[1]
             if kind in host:
@@ -86,7 +89,7 @@ def _device(traced: Any, steps: int) -> dict[str, Any]:
     return {
         "busy_s": sum(b - a for a, b in busy) / steps, "idle_s": {n: s / steps for n, s in idle.items()},
         "copy_s": sum(b - a for a, b in union(copies)) / steps, "exposed_copy_s": exposed / steps,
-        "kernels": len(kernels) / steps,
+        "kernels": len(kernels) / steps, "up_s": {kind: s / steps for kind, s in up.items()},
     }  # fmt: skip
 
 
