@@ -282,7 +282,9 @@ def test_a_stage_that_crashes_on_one_sample_costs_that_sample(server: Server) ->
 
 def test_the_parent_is_killed_and_its_workers_go_away(server: Server) -> None:
     root, pids = server.folder / "parent", server.folder / "pids.json"
-    answer = server.run(root, at=120, do="kill", when="before", options=PROCESSES, pids=str(pids))
+    answer = server.run(
+        root, at=3 * server.calls // 4, do="kill", when="before", options=PROCESSES, pids=str(pids)
+    )
     assert answer["exit"] == -9
     there = json.loads(pids.read_text())
     assert len(there) == 2

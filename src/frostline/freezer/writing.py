@@ -166,7 +166,4 @@ def _culprits(
 
 
 def _put(writer: Writer | Extender, keys: list[str], values: dict[str, Column]) -> None:
-    if isinstance(writer, Writer):
-        writer.append_batch(keys, values, take=True)  # they were computed for this, and nobody else has them
-    else:
-        writer.append_batch(keys, values)
+    writer.append_batch(keys, values, take=True)  # they were computed for this, and nobody else has them

@@ -152,6 +152,11 @@ class Block:
         return self._pieces
 
     @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(piece.nbytes for pieces in self._pieces.values() for piece in pieces)
+
+    @property
     def checksums(self) -> Array:
         return np.concatenate([np.empty(0, np.uint64), *self._checksums])
 

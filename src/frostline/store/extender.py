@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +16,8 @@ from frostline.store import quarantine
 from frostline.store.building import SAMPLED_ROWS, Block, Encoded, checked, encode_rows
 from frostline.store.codecs import Error
 from frostline.store.field import Field
+from frostline.store.inorder import InOrder
+from frostline.store.runs import Array
 from frostline.store.session import FileEntry, Session, ensure_folders, new_columns
 from frostline.store.shard import write as write_shard
 
@@ -39,8 +42,8 @@ class _Pending:
 class Extender:
     """Adds fields to the rows that are there. `pending` lists the keys that still lack them, shard by shard.
 
-    A shard is written and committed when each of its rows has come, or is in quarantine; other shards wait
-    in memory, so rows are best given in the order of `pending`.
+    A shard is written and committed in the background when each of its rows has come, or is in quarantine;
+    other shards wait in memory, so rows are best given in the order of `pending`.
     """
 
     def __init__(self, session: Session, fields: dict[str, Field]) -> None:
@@ -62,6 +65,7 @@ class Extender:
         self._open: dict[int, _Pending] = {}
         self._rows: dict[str, int] = {}
         """Where keys are that `pending_shards` gave out."""
+        self._order = InOrder(session)
         self._closed = False
         self._todo = dict.fromkeys(self._shards_to_do())
 
@@ -112,8 +116,11 @@ class Extender:
         """The new fields' values for a key that is there."""
         self.append_batch([key], {name: [value] for name, value in values.items()})
 
-    def append_batch(self, keys: Sequence[str], values: dict[str, Any]) -> None:
-        """The same for several keys; per field a tensor [rows, …] or a list. All are taken, or none."""
+    def append_batch(self, keys: Sequence[str], values: dict[str, Any], *, take: bool = False) -> None:
+        """The same for several keys; per field a tensor [rows, …] or a list. All are taken, or none.
+
+        take: the tensors are given away and not written to any more, so they need not be copied.
+        """
         keys = list(keys)
         if set(values) != set(self._names):
             raise FieldError(
@@ -129,7 +136,10 @@ class Extender:
             some, part = slice(first, last), [row for row, _ in places[first:last]]
             pending = self._shard(places[first][1])
             sample = sum(pending.rows[row] < SAMPLED_ROWS for row in part)
-            batch = {n: encode_rows(n, s, keys[some], rows[n][some], sample=sample) for n, s in specs.items()}
+            batch = {
+                n: encode_rows(n, s, keys[some], rows[n][some], sample=sample, take=take)
+                for n, s in specs.items()
+            }
             encoded += [(row, places[first][1], batch, i) for i, row in enumerate(part)]
         for row, shard, batch, i in encoded:
             self._open[shard].values[row] = {name: (those, i) for name, those in batch.items()}
@@ -182,63 +192,75 @@ class Extender:
         if not self._open[shard].whole:
             return
         pending = self._open.pop(shard)
+        rows = sorted(pending.values)
+        names = [n for n in self._names if rows and shard not in self._have[n]]
+        blocks = [self._block(name, [pending.values[row][name] for row in rows]) for name in names]
+        failed = [e for row in sorted(pending.failed) for e in pending.failed[row]]
+        local = np.array(rows, np.int64) - shard * self._session.rows_per_shard
         try:
-            files, columns = self._write(shard, pending)
-            failed = [e for row in sorted(pending.failed) for e in pending.failed[row]]
-            self._commit(columns, files, failed)
+            self._order.put(
+                sum(block.size for block in blocks),
+                partial(self._files, shard, local, blocks),
+                partial(self._commit, blocks, len(rows), failed),
+            )
         except BaseException:
             self._release()  # what is on disk is whole; what was in memory is not to be trusted any more
             raise
-        self._columns = columns
         del self._todo[shard]
         size = self._session.rows_per_shard
         self._rows = {key: row for key, row in self._rows.items() if row // size != shard}
 
-    def _write(self, shard: int, pending: _Pending) -> tuple[list[FileEntry], dict[str, Any]]:
-        session, rows = self._session, sorted(pending.values)
-        files, columns = [], dict(self._columns)
-        local = np.array(rows, np.int64) - shard * session.rows_per_shard
-        for name in (n for n in self._names if rows and shard not in self._have[n]):
-            column = columns[name]
-            block, error = Block(name, column.field), Error(**vars(column.error))
-            for batch, start, stop in _runs([pending.values[row][name] for row in rows]):
-                block.add(batch.rows(start, stop) if not column.field.ragged else batch)
-            error.merge(block.error)
-            entry = write_shard(
-                session.root,
-                column,
+    def _block(self, name: str, values: Sequence[tuple[Encoded, int]]) -> Block:
+        spec = self._columns[name].field
+        block = Block(name, spec)
+        for batch, start, stop in _runs(values):
+            block.add(batch.rows(start, stop) if not spec.ragged else batch)
+        return block
+
+    def _files(self, shard: int, local: Array, blocks: Sequence[Block], commit: int) -> list[FileEntry]:
+        return [
+            write_shard(
+                self._session.root,
+                self._columns[block.name],
                 shard,
-                session.next_commit,
+                commit,
                 local,
                 block.pieces,
                 block.checksums,
                 block.offsets(),
             )
-            files.append(entry)
-            columns[name] = replace(
-                column, rows=column.rows + len(rows), bytes=column.bytes + entry[5], error=error
-            )
-        return files, columns
+            for block in blocks
+        ]
 
-    def _commit(self, columns: dict[str, Any], files: list[FileEntry], failed: list[dict[str, Any]]) -> None:
+    def _commit(
+        self, blocks: Sequence[Block], rows: int, failed: list[dict[str, Any]], files: list[FileEntry]
+    ) -> None:
+        columns = dict(self._columns)
+        for block, entry in zip(blocks, files, strict=True):
+            column = columns[block.name]
+            error = Error(**vars(column.error))
+            error.merge(block.error)
+            columns[block.name] = replace(
+                column, rows=column.rows + rows, bytes=column.bytes + entry[5], error=error
+            )
         self._session.commit(
             columns=tuple(columns.values()), files=files, failed=failed,
             next_shard=self._session.snapshot.commit.next_shard, next_column=self._next_column,
         )  # fmt: skip
-        self._fresh = ()
+        self._columns, self._fresh = columns, ()
 
     def close(self) -> None:
         """Let the store go. Values of unfinished shards are dropped; `pending` will name them again."""
         try:
+            self._order.wait()
             if not self._closed and self._fresh and not self._todo:
-                self._commit(
-                    self._columns, [], []
-                )  # no row to wait for: the store has the fields from now on
+                self._commit([], 0, [], [])  # no row to wait for: the store has the fields from now on
         finally:
             self._release()
 
     def _release(self) -> None:
         self._closed = True
+        self._order.close()
         self._session.release()
 
     def __enter__(self) -> Extender:

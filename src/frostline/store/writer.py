@@ -1,15 +1,16 @@
 """Adding rows: rows into shards, shards into commits.
 
-Killed anywhere, it goes on after the last whole shard.
+Killed anywhere, it goes on after the last shard that was committed.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +21,8 @@ from frostline.store import quarantine
 from frostline.store.building import SAMPLED_ROWS, Block, Encoded, checked, encode_rows
 from frostline.store.codecs import Error
 from frostline.store.field import Field
-from frostline.store.session import Session, ensure_folders, new_columns
+from frostline.store.inorder import InOrder
+from frostline.store.session import FileEntry, Session, ensure_folders, new_columns
 from frostline.store.shard import write as write_shard
 
 
@@ -34,13 +36,14 @@ class _Shard:
     failed: dict[str, dict[str, Any]] = field(default_factory=dict)
     dead: set[int] = field(default_factory=set)
     used: int = 0
+    committed: bool = False
 
 
 class Writer:
     """Adds rows. Use it as a context manager.
 
     Leaving it commits what is there, an exception keeps only whole shards. A shard is written and
-    committed in the background when its row range is full. Rows in the shard under way are lost when the
+    committed in the background when its row range is full. Rows in shards under way are lost when the
     process dies: append them again. `key in writer` says which are in, `writer.settled(key)` which need
     no more work, because they are in or in quarantine.
     """
@@ -59,9 +62,9 @@ class Writer:
             session.commit(columns=self._columns, next_shard=0, next_column=self._next_column)
         self.resumed_rows = commit.rows
         self._now = self._new_shard(commit.next_shard)
-        self._before: _Shard | None = None  # the shard that is being written
-        self._pool = ThreadPoolExecutor(1, "frostline-write")
-        self._writing: Future[None] | None = None
+        self._before: deque[_Shard] = deque()
+        """Shards that are being written."""
+        self._order = InOrder(session)
         self._closed = False
 
     def _new_shard(self, number: int) -> _Shard:
@@ -72,15 +75,16 @@ class Writer:
     def __contains__(self, key: object) -> bool:
         if not isinstance(key, str):
             return False
-        return (
-            key in self._now.keys or (self._before and key in self._before.keys) or self._committed(key) >= 0
-        )
+        return any(key in shard.keys for shard in self._under_way()) or self._committed(key) >= 0
+
+    def _under_way(self) -> list[_Shard]:
+        return [self._now, *self._before]
 
     def settled(self, key: str) -> bool:
         """Whether this key needs no more work: it is in, or in quarantine. What a resumed loop skips."""
         if key in self:
             return True
-        failed = key in self._now.failed or (self._before is not None and key in self._before.failed)
+        failed = any(key in shard.failed for shard in self._under_way())
         return failed or (key, None) in self._session.quarantined
 
     def __len__(self) -> int:
@@ -102,8 +106,7 @@ class Writer:
     def _committed(self, key: str) -> int:
         """The row that bears this key in the newest commit, or −1; a deletion under way counts."""
         row = self._session.snapshot.find(key)
-        dying = row in self._now.dead or (self._before is not None and row in self._before.dead)
-        return -1 if dying else row
+        return -1 if any(row in shard.dead for shard in self._under_way()) else row
 
     # adding
 
@@ -174,8 +177,8 @@ class Writer:
         doubtful = keys
         if all(isinstance(key, str) for key in keys):
             seen = self._session.snapshot.may_have(keys)
-            before = self._before.keys if self._before is not None else {}
-            doubtful = [k for k, s in zip(keys, seen, strict=True) if s or k in self._now.keys or k in before]
+            coming = [shard.keys for shard in self._under_way()]
+            doubtful = [k for k, s in zip(keys, seen, strict=True) if s or any(k in held for held in coming)]
         for key in doubtful:
             self._check_key(key)
 
@@ -244,34 +247,44 @@ class Writer:
             self._flush()
 
     def _flush(self) -> None:
-        self._wait()
-        self._before = self._now
-        self._now = self._new_shard(self._before.number + bool(self._before.used))
-        self._writing = self._pool.submit(self._write, self._before, self._now.number)
+        shard = self._now
+        size = sum(block.size for block in shard.blocks.values())
+        self._now = self._new_shard(shard.number + bool(shard.used))
+        self._before.append(shard)
+        try:
+            self._order.put(size, partial(self._files, shard), partial(self._commit, shard, self._now.number))
+        except BaseException:
+            self._stop()
+            raise
+        while self._before[0].committed and len(self._before) > 1:
+            self._before.popleft()
 
-    def _write(self, shard: _Shard, next_shard: int) -> None:
-        session, columns, files = self._session, [], []
-        local = np.fromiter(shard.keys.values(), np.int64, len(shard.keys))
-        for column in self._columns:
-            block, size = shard.blocks[column.name], 0
-            error = Error(**vars(column.error))
-            error.merge(block.error)
-            if len(local):
-                entry = write_shard(
-                    session.root,
-                    column,
-                    shard.number,
-                    session.next_commit,
-                    local,
-                    block.pieces,
-                    block.checksums,
-                    block.offsets(),
-                )
-                files.append(entry)
-                size = entry[5]
-            columns.append(
-                replace(column, rows=column.rows + len(local), bytes=column.bytes + size, error=error)
+    def _files(self, shard: _Shard, commit: int) -> list[FileEntry]:
+        """A file for each field."""
+        local = _places(shard)
+        blocks = ((column, shard.blocks[column.name]) for column in self._columns if len(local))
+        return [
+            write_shard(
+                self._session.root,
+                column,
+                shard.number,
+                commit,
+                local,
+                block.pieces,
+                block.checksums,
+                block.offsets(),
             )
+            for column, block in blocks
+        ]
+
+    def _commit(self, shard: _Shard, next_shard: int, files: list[FileEntry]) -> None:
+        session, columns, local = self._session, [], _places(shard)
+        sizes = {entry[0]: entry[5] for entry in files}
+        for column in self._columns:
+            error = Error(**vars(column.error))
+            error.merge(shard.blocks[column.name].error)
+            grown = column.bytes + sizes.get(column.number, 0)
+            columns.append(replace(column, rows=column.rows + len(local), bytes=grown, error=error))
         session.commit(
             columns=tuple(columns),
             files=files,
@@ -283,16 +296,16 @@ class Writer:
             next_column=self._next_column,
         )
         self._columns = tuple(columns)
+        shard.blocks.clear()
+        shard.committed = True
 
     def _wait(self) -> None:
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            try:
-                writing.result()
-            except BaseException:
-                self._stop()
-                raise
-            self._before = None
+        try:
+            self._order.wait()
+        except BaseException:
+            self._stop()
+            raise
+        self._before.clear()
 
     def commit(self) -> None:
         """Write what is there, also an unfinished shard: later rows start a new one."""
@@ -322,7 +335,7 @@ class Writer:
 
     def _stop(self) -> None:
         self._closed = True
-        self._pool.shutdown(wait=True)
+        self._order.close()
         self._session.release()
 
     def __enter__(self) -> Writer:
@@ -339,6 +352,11 @@ class Writer:
                 self._wait()
             finally:
                 self._stop()
+
+
+def _places(shard: _Shard) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Of its rows in the row range."""
+    return np.fromiter(shard.keys.values(), np.int64, len(shard.keys))
 
 
 def _first_repeat(keys: Sequence[str]) -> str:

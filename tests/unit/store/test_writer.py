@@ -260,7 +260,7 @@ def test_an_error_in_the_background_reaches_the_caller_and_lets_go(
     writer = fl.Store.append(tmp_path / "s")
     monkeypatch.setattr(writer_module, "write_shard", full)
     with pytest.raises(StoreFull):
-        writer.append_batch(list("cdefgh"), {"n": [3, 4, 5, 6, 7, 8]})
+        writer.append_batch(list("cdefghijklmn"), {"n": [*range(12)]})  # more shards than go at once
     monkeypatch.undo()
     with pytest.raises(UsageError, match="closed"):
         writer.append("z", {"n": 1})

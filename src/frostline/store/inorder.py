@@ -1,0 +1,75 @@
+"""Shards on their way to disk: their files are written side by side, their commits come one after the other.
+
+Killed anywhere, the store ends with the last commit. Files of later shards may lie there then; nothing names
+them, and the same rows given again are written over them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from frostline.store.session import FileEntry, Session
+
+_AT_ONCE = 3
+"""Shards. One thread that hashes and writes reaches some 1.2 GB/s, and waits for every fsync."""
+_AT_ONCE_BYTES = 256 << 20
+"""Of those; a shard that is larger by itself goes alone."""
+
+
+class InOrder:
+    """put(…) again and again, wait() for all, close()."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._files = ThreadPoolExecutor(_AT_ONCE, "frostline-write")
+        self._commits = ThreadPoolExecutor(1, "frostline-commit")
+        self._under_way: deque[tuple[int, Future[None]]] = deque()
+        self._next = session.next_commit
+        self._failed = False
+
+    def put(
+        self, size: int, write: Callable[[int], list[FileEntry]], commit: Callable[[list[FileEntry]], None]
+    ) -> None:
+        """Have a shard of `size` bytes written; raises what went wrong with an earlier one.
+
+        write:  makes its files, under the number of the commit that will name them.
+        commit: makes them part of the store.
+        """
+        while self._under_way and (self._under_way[0][1].done() or not self._fits(size)):
+            self._first()
+        number, self._next = self._next, self._next + 1
+        files = self._files.submit(write, number)
+        self._under_way.append((size, self._commits.submit(self._commit, number, files, commit)))
+
+    def _fits(self, size: int) -> bool:
+        held = sum(other for other, _ in self._under_way)
+        return len(self._under_way) < _AT_ONCE and held + size <= _AT_ONCE_BYTES
+
+    def _first(self) -> None:
+        self._under_way.popleft()[1].result()
+
+    def _commit(
+        self, number: int, files: Future[list[FileEntry]], commit: Callable[[list[FileEntry]], None]
+    ) -> None:
+        try:
+            if self._failed:
+                files.cancel()
+            entries = files.result()
+            if self._failed or self._session.next_commit != number:
+                raise RuntimeError(f"commit {number} does not follow {self._session.next_commit - 1}")
+            commit(entries)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def wait(self) -> None:
+        """Until all is committed; raises what went wrong."""
+        while self._under_way:
+            self._first()
+
+    def close(self) -> None:
+        """Afterwards nothing is written any more. What was put is committed, up to the first that failed."""
+        self._commits.shutdown(wait=True)
+        self._files.shutdown(wait=True)
