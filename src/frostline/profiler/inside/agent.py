@@ -293,7 +293,8 @@ class Agent:
     def _next(self) -> None:
         """The next block, or the end. What is unsure is done again before half a batch is tried, which may
         leave other code behind."""
-        if not self.queue or self.queue[0].phase == "half":
+        halved = any(block["phase"].startswith("half") for block in self.blocks)
+        if not halved and (not self.queue or self.queue[0].phase == "half"):
             again = more(self.plan, self.blocks, self._usual(), self.unsure)
             self.queue[:0] = again
             self.asked += total(again)
@@ -343,6 +344,8 @@ class Agent:
     def _close_block(self, ended: float) -> None:
         if self.blocks[-1]["phase"] == "half" and _graphs() != self.graphs:
             self.blocks[-1]["phase"] = "half, compiled again"  # other code ran than in the whole batch
+            self.asked -= total(self.queue)
+            self.queue.clear()  # and may run in the whole one from now on
         cuda.settle()
         if found := self.clock.times():
             self.blocks[-1] |= {"times": found, "device_s": sum(found)}

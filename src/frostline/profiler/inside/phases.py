@@ -8,7 +8,7 @@ lines    with a thread that looks at the script's own lines between the parts th
 replay   one batch again and again: what an infinitely fast loader would give
 real     as they come, in turns with replay, where no workers fill a queue meanwhile
 compute  the same on a GPU, with the batch lying there: nothing is copied
-half     half of that batch: whether a step's time grows with it
+half     half of that batch: whether a step's time grows with it; on a GPU in turns with compute
 trace    under torch's tracer: what the device does
 look     under a dispatch mode: where the host waits, how much is computed
 """
@@ -44,12 +44,13 @@ _ON_CPU, _ON_GPU, _MOST = 2, 4, 16
 """Steps of a block of bare, A or B. A GPU is waited for at a block's ends, so there they are longer; the
 speed of shared cores changes from one second to the next, so there they are short."""
 _REPLAYED_S = 5.0
-"""Turns of one batch again and again with batches as they come take about so long, two to six of them."""
+"""Turns of one batch again and again with batches as they come take about so long, two to six of them; those
+of a whole batch and half of it, up to four, too."""
 _LINES_S = 0.3
 _BLOCK_S = 0.06
 """Blocks of quick steps are longer than asked for, to take about so long."""
-_SURE, _MOST_MORE, _MORE_S = 0.02, 3, 3.0
-"""Passes are told apart to so much of a step, or as often as that, each time in so many seconds."""
+_SURE, _MOST_MORE, _MORE_S = 0.02, 3, 16.0
+"""Passes are told apart to so much of a step, or done again as often as that, or for so many seconds."""
 _STABLE = 0.1
 _WINDOW = 5
 FOUND_IN = 3
@@ -87,8 +88,16 @@ def plan(
         if not workers:
             again = [Block("replay", n // 2, settle=2), Block("real", max(4, size), settle=2)]
             again *= max(2, min(6, round(_REPLAYED_S / (total(again) * max(step_s, 1e-6)))))
-        blocks += [*again, *([Block("compute", n, settle=3)] if cuda else []), Block("half", n, settle=3)]
+        blocks += again
+        blocks += _halves(n, step_s) if cuda else [Block("half", n, settle=3)]
     return blocks
+
+
+def _halves(n: int, step_s: float) -> list[Block]:
+    """The whole batch and half of it, in turns: a host that slows down would pass for a step that grows."""
+    turn = [Block("compute", n // 2, settle=2), Block("half", n // 2, settle=2)]
+    turns = min(4, round(_REPLAYED_S / (total(turn) * max(step_s, 1e-6))))
+    return turns * turn if turns > 1 else [Block("compute", n, settle=3), Block("half", n, settle=3)]
 
 
 def more(plan: Sequence[Block], done: Sequence[Mapping[str, Any]], step_s: float, before: int) -> list[Block]:
@@ -100,7 +109,7 @@ def more(plan: Sequence[Block], done: Sequence[Mapping[str, Any]], step_s: float
             means[block["phase"]].append(statistics.fmean(block["times"]))
     ratios = [b / a for a, b in zip(means["A"], means["B"], strict=False) if a]
     turns = [block for block in plan if block.phase in ("A", "bare", "B")]
-    if len(ratios) < 2 or before >= _MOST_MORE or total(turns) * step_s > _MORE_S:
+    if len(ratios) < 2 or before >= _MOST_MORE or (before + 1) * total(turns) * step_s > _MORE_S:
         return []
     unsure = 2 * statistics.stdev(ratios) / len(ratios) ** 0.5
     return turns if unsure > _SURE else []

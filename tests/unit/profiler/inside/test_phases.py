@@ -100,3 +100,19 @@ def test_turns_come_again_while_passes_cannot_be_told_apart() -> None:
     assert more(blocks, unsure, 2.0, 0) == []  # that would take long
     assert more([], unsure, 0.02, 0) == []
     assert more(blocks, measured((1.0, 1.4)), 0.02, 0) == []
+
+
+def test_what_is_done_again_takes_some_seconds_in_all() -> None:
+    """12 blocks of 6 + 2 steps at 90 ms take 6.5 s: twice, not three times."""
+    blocks = plan(50, 0.09, cuda=True, replay=True, trace=False, workers=True)
+    unsure = measured((1.0, 1.0), (1.0, 1.4), (1.3, 1.0), (1.0, 1.1))
+    assert [bool(more(blocks, unsure, 0.09, before)) for before in range(4)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(("step_s", "turns"), [(0.01, 4), (0.1, 3), (1.0, 1)])
+def test_on_a_gpu_the_whole_batch_and_half_of_it_take_turns(step_s: float, turns: int) -> None:
+    """A host that slowed down after the one would make the other look slower by itself."""
+    found = plan(50, step_s, cuda=True, replay=True, trace=True)
+    last = [b.phase for b in found if b.phase in ("compute", "half")]
+    assert last == ["compute", "half"] * turns
+    assert [b.phase for b in found[-len(last) :]] == last

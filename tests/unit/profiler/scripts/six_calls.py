@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     args = parser.parse_args()
     torch.manual_seed(0)
-    width, rows, size = (32, 8, 64) if args.device == "cpu" else (256, 64, 256)
+    width, rows, size = (32, 8, 64) if args.device == "cpu" else (256, 64, 384)
     support_encoder, query = SupportEncoder(width).to(args.device), Query(width).to(args.device)
     parameters = [*support_encoder.parameters(), *query.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=1e-4)
