@@ -819,7 +819,7 @@ def batch_sizes(made: Made, given: argparse.Namespace) -> tuple[list[Any], list[
         step.microbatch = None
         for batch in (batch for batch in size.batches if batch <= most):
             with opened(batch) as batches:
-                figures = timed(step, batches, size, warm=18 if "workers" in source else 3, least=4)
+                figures = timed(step, batches, size, warm=10 if "workers" in source else 3, least=4)
             say(f"{source}, batch {batch}: {figures['samples_per_s']:,.1f} samples/s")
             head = {"section": "batches", "batch": batch, "source": source}
             rows.append(head | figures | {"rows_a_pass": step.microbatch or ""})
@@ -852,7 +852,7 @@ def swept(made: Made) -> dict[str, tuple[int, Opened]]:
         "stored frames in RAM, live encode": (
             held, lambda batch: supplied(made, frames_of(made, max(batch, few)), "pinned", batch)
         ),
-        ".pt files, DataLoader, 8 workers": (few, lambda batch: pt_loaded(made, 8, batch)),
+        ".pt files, DataLoader, 4 workers": (few, lambda batch: pt_loaded(made, 4, batch)),
         "clips, live decode, live encode": (few, lambda batch: supplied(made, None, "auto", batch)),
     }  # fmt: skip
 

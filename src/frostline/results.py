@@ -32,7 +32,7 @@ class Steps:
     """A 95 % interval of that mean (bootstrap over steps)."""
     count: int
     times: tuple[float, ...] = ()
-    """Each step's, as the host saw it."""
+    """Each step's: by the device's clock on a GPU, by the host's elsewhere."""
     blocks: tuple[float, ...] = ()
     """Each block's mean."""
 

@@ -131,8 +131,10 @@ class Spans:
         for line in workers:
             start = line["start"] - block["start"]
             if -line["s"] < start < until:
-                n = numbers.setdefault(line["pid"], len(numbers) + 1)
-                bars.append(Span(f"worker {n}", "prepare", line["dataset"], 1000 * start, 1000 * line["s"]))
+                here = line["pid"] == self._raw.get("pid")  # within a wait for data
+                track = "host" if here else f"worker {numbers.setdefault(line['pid'], len(numbers) + 1)}"
+                took = (1000 * start, 1000 * line["s"])
+                bars.append(Span(track, "prepare", line["dataset"], *took, depth=int(here)))
         return tuple(bars)
 
 

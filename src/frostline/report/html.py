@@ -111,7 +111,7 @@ def _strip(profile: Profile) -> str:
     drawn = strip(profile.wall)
     if not drawn:
         return ""
-    said = "A dot is a step of pass A as the host saw it; the line is their mean, the band its 95 % interval."
+    said = "A dot is a step of pass A; the line is their mean, the band its 95 % interval."
     return f'<section><h2>How steady the steps are</h2>{drawn}<p class="faint">{said}</p></section>'
 
 

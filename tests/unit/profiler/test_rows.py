@@ -214,6 +214,18 @@ def test_the_timeline_has_depths_workers_and_a_track_for_the_device() -> None:
     assert [(b.start, b.ms) for b in bars if b.name == "Model"] == [(1000, 1000), (1000, 3000)]
 
 
+def test_what_the_script_prepares_itself_lies_in_its_wait_for_data() -> None:
+    found = spans(span("data", 0, 1), bounds=((5.0, 5.0),))
+    found._raw = {**found._raw, "pid": 71}
+    lines = [{"pid": pid, "start": 0.2, "s": 0.5, "dataset": "D"} for pid in (71, 72)]
+    bars = found.timeline(lines)
+    assert [(b.track, b.name, b.depth) for b in bars] == [
+        ("host", "data", 0),
+        ("host", "D", 1),
+        ("worker 1", "D", 0),
+    ]
+
+
 def test_what_entering_and_leaving_spans_takes_is_no_part_of_the_step() -> None:
     found = spans(
         span("forward", 1, 7, name="Model", ours=0.5),
