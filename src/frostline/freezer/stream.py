@@ -154,9 +154,9 @@ def _own(block: Block, begun: Block) -> None:
 
 
 def _shares(column: Tensor, begun: Block) -> bool:
-    tensors = [other for other in begun.columns.values() if isinstance(other, Tensor)]
-    place = column.untyped_storage().data_ptr()
-    return any(other.untyped_storage().data_ptr() == place for other in tensors)
+    """Also where it went through numpy: then its storage is another, within the same memory."""
+    held = [other.untyped_storage() for other in begun.columns.values() if isinstance(other, Tensor)]
+    return any(s.data_ptr() <= column.data_ptr() < s.data_ptr() + s.nbytes() for s in held)
 
 
 def several_of(execution: Execution) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -191,24 +192,27 @@ class Extender:
     def _write_if_whole(self, shard: int) -> None:
         if not self._open[shard].whole:
             return
-        pending = self._open.pop(shard)
-        rows = sorted(pending.values)
-        names = [n for n in self._names if rows and shard not in self._have[n]]
-        blocks = [self._block(name, [pending.values[row][name] for row in rows]) for name in names]
-        failed = [e for row in sorted(pending.failed) for e in pending.failed[row]]
-        local = np.array(rows, np.int64) - shard * self._session.rows_per_shard
         try:
-            self._order.put(
-                sum(block.size for block in blocks),
-                partial(self._files, shard, local, blocks),
-                partial(self._commit, blocks, len(rows), failed),
-            )
+            self._put(shard, self._open.pop(shard))
         except BaseException:
             self._release()  # what is on disk is whole; what was in memory is not to be trusted any more
             raise
         del self._todo[shard]
         size = self._session.rows_per_shard
-        self._rows = {key: row for key, row in self._rows.items() if row // size != shard}
+        for key in [key for key, row in [*self._rows.items()] if row // size == shard]:
+            self._rows.pop(key, None)  # in place: another thread may be asking for the next shard's keys
+
+    def _put(self, shard: int, pending: _Pending) -> None:
+        rows = sorted(pending.values)
+        names = [n for n in self._names if rows and shard not in self._have[n]]
+        blocks = [self._block(name, [pending.values[row][name] for row in rows]) for name in names]
+        failed = [e for row in sorted(pending.failed) for e in pending.failed[row]]
+        local = np.array(rows, np.int64) - shard * self._session.rows_per_shard
+        self._order.put(
+            sum(block.size for block in blocks),
+            partial(self._files, shard, local, blocks),
+            partial(self._commit, blocks, len(rows), failed),
+        )
 
     def _block(self, name: str, values: Sequence[tuple[Encoded, int]]) -> Block:
         spec = self._columns[name].field
@@ -250,18 +254,35 @@ class Extender:
         self._columns, self._fresh = columns, ()
 
     def close(self) -> None:
-        """Let the store go. Values of unfinished shards are dropped; `pending` will name them again."""
+        """Let the store go. Values of unfinished shards are dropped; `pending` will name them again.
+
+        In a forked process: nothing, the store is its parent's.
+        """
+        if self._pid != os.getpid():
+            return
         try:
-            self._order.wait()
+            if not self._closed:
+                self._order.wait()
             if not self._closed and self._fresh and not self._todo:
                 self._commit([], 0, [], [])  # no row to wait for: the store has the fields from now on
         finally:
             self._release()
 
     def _release(self) -> None:
+        """Nothing more is written, and the store is free. May be called again, where it was interrupted."""
         self._closed = True
         self._order.close()
         self._session.release()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and self._pid == os.getpid():
+            self._session.release()
+            warnings.warn(
+                f"An extender of {self._session.root} was never closed: use `with fl.Store.extend(…) as "
+                f"extender:` or extender.close().",
+                ResourceWarning,
+                stacklevel=2,
+            )
 
     def __enter__(self) -> Extender:
         return self

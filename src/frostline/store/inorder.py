@@ -6,9 +6,12 @@ them, and the same rows given again are written over them.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from typing import Any
 
 from frostline.store.session import FileEntry, Session
 
@@ -19,15 +22,20 @@ _AT_ONCE_BYTES = 256 << 20
 
 
 class InOrder:
-    """put(…) again and again, wait() for all, close()."""
+    """put(…) again and again, wait() for all, close().
+
+    In a fork there is nothing to wait for: the threads are its parent's, which writes on.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._files = ThreadPoolExecutor(_AT_ONCE, "frostline-write")
         self._commits = ThreadPoolExecutor(1, "frostline-commit")
         self._under_way: deque[tuple[int, Future[None]]] = deque()
+        self._last: list[Future[Any]] = []
         self._next = session.next_commit
         self._failed = False
+        self._pid = os.getpid()
 
     def put(
         self, size: int, write: Callable[[int], list[FileEntry]], commit: Callable[[list[FileEntry]], None]
@@ -41,14 +49,21 @@ class InOrder:
             self._first()
         number, self._next = self._next, self._next + 1
         files = self._files.submit(write, number)
-        self._under_way.append((size, self._commits.submit(self._commit, number, files, commit)))
+        committed = self._commits.submit(self._commit, number, files, commit)
+        self._last = [files, committed]
+        self._under_way.append((size, committed))
 
     def _fits(self, size: int) -> bool:
         held = sum(other for other, _ in self._under_way)
         return len(self._under_way) < _AT_ONCE and held + size <= _AT_ONCE_BYTES
 
     def _first(self) -> None:
-        self._under_way.popleft()[1].result()
+        try:
+            self._under_way[0][1].result()
+        except Exception:
+            self._under_way.clear()  # all others fail because of this one, and have nothing to add
+            raise
+        self._under_way.popleft()
 
     def _commit(
         self, number: int, files: Future[list[FileEntry]], commit: Callable[[list[FileEntry]], None]
@@ -66,10 +81,17 @@ class InOrder:
 
     def wait(self) -> None:
         """Until all is committed; raises what went wrong."""
-        while self._under_way:
+        while self._under_way and self._pid == os.getpid():
             self._first()
 
     def close(self) -> None:
-        """Afterwards nothing is written any more. What was put is committed, up to the first that failed."""
+        """Afterwards nothing is written any more. What was put is committed, up to the first that failed.
+
+        Interrupted, it may be called again: a thread whose join was interrupted counts as ended while it
+        runs on, so it is the last commit that is waited for, not the threads.
+        """
+        if self._pid != os.getpid():
+            return
+        wait_for(self._last)
         self._commits.shutdown(wait=True)
         self._files.shutdown(wait=True)

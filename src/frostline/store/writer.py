@@ -249,9 +249,9 @@ class Writer:
     def _flush(self) -> None:
         shard = self._now
         size = sum(block.size for block in shard.blocks.values())
-        self._now = self._new_shard(shard.number + bool(shard.used))
-        self._before.append(shard)
         try:
+            self._now = self._new_shard(shard.number + bool(shard.used))
+            self._before.append(shard)
             self._order.put(size, partial(self._files, shard), partial(self._commit, shard, self._now.number))
         except BaseException:
             self._stop()
@@ -317,23 +317,26 @@ class Writer:
 
     def close(self) -> None:
         """Commit and let the store go. In a forked process: nothing, the store is its parent's."""
-        if not self._closed and self._pid == os.getpid():
+        if self._pid == os.getpid():
             try:
-                self.commit()
+                if not self._closed:
+                    self.commit()
             finally:
                 self._stop()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._pid == os.getpid():
+            self._session.release()
+            lost = sum(len(shard.keys) for shard in self._under_way() if not shard.committed)
             warnings.warn(
-                f"A writer of {self._session.root} was never closed: {len(self._now.keys)} rows of its last "
-                f"shard are not in the store. Use `with fl.Store.create(…) as writer:` or writer.close().",
+                f"A writer of {self._session.root} was never closed: {lost} rows that it was given are not "
+                f"in the store. Use `with fl.Store.create(…) as writer:` or writer.close().",
                 ResourceWarning,
                 stacklevel=2,
             )
-            self._session.release()
 
     def _stop(self) -> None:
+        """Nothing more is written, and the store is free. May be called again, where it was interrupted."""
         self._closed = True
         self._order.close()
         self._session.release()
@@ -346,10 +349,11 @@ class Writer:
     ) -> None:
         if kind is None:
             self.close()
-        elif not self._closed and self._pid == os.getpid():
+        elif self._pid == os.getpid():
             # Only whole shards stay: the same command run again gives the bytes of a run without the error.
             try:
-                self._wait()
+                if not self._closed:
+                    self._wait()
             finally:
                 self._stop()
 

@@ -12,6 +12,7 @@ import torch
 
 import frostline as fl
 from frostline.execution import Block, Execution
+from frostline.freezer import stream
 from frostline.freezer.stream import (
     Item,
     Sink,
@@ -226,3 +227,16 @@ def test_a_block_in_memory_is_not_copied() -> None:
 def test_bytes_of_a_column() -> None:
     assert column_bytes(torch.zeros(3, 2)) == 24
     assert column_bytes([torch.zeros(2), "abc", 1]) == 8 + 3 + 8
+
+
+def test_what_went_through_numpy_is_still_the_slabs_memory() -> None:
+    """torch.from_numpy makes a storage that begins in the middle of the slot's."""
+    slot = torch.zeros(64, dtype=torch.uint8)
+    begun = Block(["a"], {"first": slot[:32].reshape(1, 32), "second": slot[32:].reshape(1, 32)})
+    view = torch.from_numpy(slot[32:].numpy().reshape(1, 4, 8))
+    block = Block(["a"], {"out": view, "own": torch.zeros(1, 8, dtype=torch.uint8)})
+    own = block.columns["own"]
+    stream._own(block, begun)
+    assert block.columns["out"].data_ptr() != view.data_ptr()
+    assert torch.equal(block.columns["out"], view)
+    assert block.columns["own"] is own

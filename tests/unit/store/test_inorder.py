@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import frostline as fl
+from frostline.errors import StoreLocked
 from frostline.store import extender as extender_module
 from frostline.store import inorder
 from frostline.store import writer as writer_module
@@ -142,3 +144,79 @@ def test_stores_end_before_the_shard_that_failed(
     name, times = ("m", 10) if kind == "extend" else ("n", 1)
     assert {key: int(store[key][name]) for key in store.keys} == {k: times * i for i, k in enumerate(keys)}
     assert not store.check(deep=True).problems
+
+
+def test_after_a_failure_closing_adds_no_error_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`finally: extender.close()` must not hide why it failed, however many shards were under way."""
+    keys = [f"k{i:02d}" for i in range(12)]
+    with fl.Store.create(tmp_path / "s", NUMBER, rows_per_shard=2) as writer:
+        writer.append_batch(keys, {"n": [*range(12)]})
+
+    def broken(*args: Any) -> Any:
+        raise OSError("the disk broke")
+
+    monkeypatch.setattr(extender_module, "write_shard", broken)
+    extender = fl.Store.extend(tmp_path / "s", {"m": fl.Field((), "int64")})
+    try:
+        with pytest.raises(OSError, match="the disk broke"):
+            extender.append_batch(keys, {"m": [*range(12)]})
+    finally:
+        extender.close()
+    extender.close()
+    fl.Store.append(tmp_path / "s").close()  # and the store is free
+
+
+@pytest.mark.parametrize("kind", ["append", "extend"])
+def test_a_fork_neither_waits_nor_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Its threads are its parent's: waiting for them would take for ever."""
+    with fl.Store.create(tmp_path / "s", NUMBER, rows_per_shard=1) as writer:
+        writer.append("a", {"n": 1})
+    go = threading.Event()
+    module: Any = extender_module if kind == "extend" else writer_module
+    whole = module.write_shard
+    monkeypatch.setattr(module, "write_shard", lambda *args: go.wait(60) and whole(*args))
+    other: Any
+    if kind == "append":
+        other = fl.Store.append(tmp_path / "s")
+        other.append("b", {"n": 2})
+    else:
+        other = fl.Store.extend(tmp_path / "s", {"m": fl.Field((), "int64")})
+        other.append("a", {"m": 2})
+    child = os.fork()
+    if child == 0:
+        other.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    go.set()
+    other.close()
+    store = fl.Store.open(tmp_path / "s")
+    assert (int(store["b"]["n"]) if kind == "append" else int(store["a"]["m"])) == 2
+
+
+@pytest.mark.parametrize("kind", ["append", "extend"])
+def test_an_interrupted_close_keeps_the_lock_until_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    with fl.Store.create(tmp_path / "s", NUMBER, rows_per_shard=1) as writer:
+        writer.append("a", {"n": 1})
+    other: Any
+    if kind == "append":
+        other = fl.Store.append(tmp_path / "s")
+        other.append("b", {"n": 2})
+    else:
+        other = fl.Store.extend(tmp_path / "s", {"m": fl.Field((), "int64")})
+        other.append("a", {"m": 2})
+
+    def interrupted(futures: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inorder, "wait_for", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        other.close()
+    with pytest.raises(StoreLocked):
+        fl.Store.append(tmp_path / "s")
+    monkeypatch.undo()
+    other.close()
+    fl.Store.append(tmp_path / "s").close()

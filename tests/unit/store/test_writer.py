@@ -320,7 +320,7 @@ def test_a_writer_that_is_never_closed_says_what_is_lost_and_frees_the_store(tmp
         fl.Store.append(tmp_path / "s")
     holder = [writer]
     del writer
-    with pytest.warns(ResourceWarning, match="1 rows of its last shard are not in the store"):
+    with pytest.warns(ResourceWarning, match="1 rows that it was given are not in the store"):
         holder.clear()
     gc.collect()
     with fl.Store.append(tmp_path / "s") as again:
