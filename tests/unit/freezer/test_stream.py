@@ -12,12 +12,12 @@ import torch
 
 import frostline as fl
 from frostline.execution import Block, Execution
-from frostline.freezer import stream
 from frostline.freezer.stream import (
     Item,
     Sink,
     Stats,
     Stream,
+    _own,
     column_bytes,
     keep_to,
     on_host,
@@ -236,7 +236,7 @@ def test_what_went_through_numpy_is_still_the_slabs_memory() -> None:
     view = torch.from_numpy(slot[32:].numpy().reshape(1, 4, 8))
     block = Block(["a"], {"out": view, "own": torch.zeros(1, 8, dtype=torch.uint8)})
     own = block.columns["own"]
-    stream._own(block, begun)
+    _own(block, begun)
     assert block.columns["out"].data_ptr() != view.data_ptr()
     assert torch.equal(block.columns["out"], view)
     assert block.columns["own"] is own
