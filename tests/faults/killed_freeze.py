@@ -22,6 +22,7 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -188,13 +189,14 @@ def job(root: Path, folder: Path, more: dict[str, Any], phases: int = 2) -> int:
 
 def _watch(request: dict[str, Any], calls: list[int]) -> None:
     """Wrap what changes the disk: count it, and let happen what was asked for."""
-    write = os.write
+    write, numbers = os.write, count(1)  # several threads write
     for name in ("write", "fsync", "replace", "unlink", "mkdir", "rmdir", "ftruncate"):
         real = getattr(os, name)
 
         def wrapped(*args: Any, real: Any = real, **options: Any) -> Any:
-            calls[0] += 1
-            here, when = calls[0] == request.get("at"), request.get("when")
+            number = next(numbers)
+            calls[0] = max(calls[0], number)
+            here, when = number == request.get("at"), request.get("when")
             if here and request.get("pids"):
                 _note_workers(Path(request["pids"]))
             if here and request["do"] != "kill":

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -100,19 +101,20 @@ def job(root: Path) -> None:
 
 def _watch(request: dict[str, Any], calls: list[int]) -> None:
     """Wrap what changes the disk: count it; kill this process before, half-way through or after it."""
-    write = os.write
+    write, numbers = os.write, count(1)  # several threads write
     for name in ("write", "fsync", "replace", "unlink", "mkdir", "rmdir", "ftruncate"):
         real = getattr(os, name)
 
         def wrapped(*args: Any, real: Any = real, **options: Any) -> Any:
-            calls[0] += 1
-            if calls[0] == request.get("kill_call"):
+            number = next(numbers)
+            calls[0] = max(calls[0], number)
+            if number == request.get("kill_call"):
                 if request["when"] == "half" and real is write:
                     real(args[0], args[1][: len(args[1]) // 2])
                 if request["when"] != "after":
                     os.kill(os.getpid(), signal.SIGKILL)
             out = real(*args, **options)
-            if calls[0] == request.get("kill_call"):
+            if number == request.get("kill_call"):
                 os.kill(os.getpid(), signal.SIGKILL)
             return out
 

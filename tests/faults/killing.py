@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,14 @@ Job = Callable[[dict[str, Any]], int]
 
 def watch(request: dict[str, Any], calls: list[int]) -> None:
     """Wrap what changes the disk: count it, and let happen what was asked for."""
-    write = os.write
+    write, numbers = os.write, count(1)  # several threads write
     for name in CALLS:
         real = getattr(os, name)
 
         def wrapped(*args: Any, real: Any = real, **options: Any) -> Any:
-            calls[0] += 1
-            here, when = calls[0] == request.get("at"), request.get("when")
+            number = next(numbers)
+            calls[0] = max(calls[0], number)
+            here, when = number == request.get("at"), request.get("when")
             if here and request["do"] != "kill":
                 happen(request["do"])
             elif here and when != "after":
