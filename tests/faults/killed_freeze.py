@@ -1,15 +1,8 @@
 """The job to kill and run again: it freezes a small pipeline of pictures and captions, twice.
 
 The second time a file has changed, one is gone, one is new, a bad one is repaired, a caption is another, a
-stage has another parameter, and two more fields are wanted. `serve` answers one JSON request a line, each
-in a forked child, so that many kills cost one import of torch:
-
-    at:       n-th call that changes the disk, at which something happens to the child:
-    do:       "kill" it (before, in the middle of or after that call, see `when`), "worker" (kill one of its
-              worker processes), "SIGTERM", "SIGINT", or one of these "twice"
-    after_s:  it is killed from outside, wherever it is
-    pids:     a file into which the child's worker processes are written at that call
-    job:      "crash": freeze with a decoder that crashes on one file
+stage has another parameter, and two more fields are wanted. A request (see killing.py) also has `root`,
+`inputs`, `options` of the freeze, and `job`: "crash" freezes with a decoder that crashes on one file.
 """
 
 from __future__ import annotations
@@ -17,12 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import signal
-import sys
-import time
-import traceback
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -187,84 +175,12 @@ def job(root: Path, folder: Path, more: dict[str, Any], phases: int = 2) -> int:
 # --- killing it ---------------------------------------------------------------------------------------
 
 
-def _watch(request: dict[str, Any], calls: list[int]) -> None:
-    """Wrap what changes the disk: count it, and let happen what was asked for."""
-    write, numbers = os.write, count(1)  # several threads write
-    for name in ("write", "fsync", "replace", "unlink", "mkdir", "rmdir", "ftruncate"):
-        real = getattr(os, name)
-
-        def wrapped(*args: Any, real: Any = real, **options: Any) -> Any:
-            number = next(numbers)
-            calls[0] = max(calls[0], number)
-            here, when = number == request.get("at"), request.get("when")
-            if here and request.get("pids"):
-                _note_workers(Path(request["pids"]))
-            if here and request["do"] != "kill":
-                _happen(request["do"])
-            elif here and when != "after":
-                if when == "half" and real is write:
-                    real(args[0], args[1][: len(args[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            out = real(*args, **options)
-            if here and request["do"] == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            return out
-
-        setattr(os, name, wrapped)
-
-
-def _note_workers(place: Path) -> None:
-    import psutil
-
-    place.write_text(json.dumps([child.pid for child in psutil.Process().children()]))
-
-
-def _happen(what: str) -> None:
-    import psutil
-
-    if what == "worker":
-        next(iter(psutil.Process().children())).kill()
-        return
-    number = signal.Signals[what.split()[0]]
-    os.kill(os.getpid(), number)
-    if what.endswith("twice"):
-        time.sleep(0.05)  # two signals at once may arrive as one
-        os.kill(os.getpid(), number)
-
-
-def _child(request: dict[str, Any], answer: int) -> None:
-    calls = [0]
-    _watch(request, calls)
-    try:
-        work = crash if request.get("job") == "crash" else job
-        status = work(Path(request["root"]), Path(request["inputs"]), request.get("options", {}))
-    except KeyboardInterrupt:
-        status = 128 + signal.SIGINT
-    os.writev(answer, [str(calls[0]).encode()])
-    os._exit(status)
-
-
-def _run(request: dict[str, Any]) -> dict[str, Any]:
-    reader, writer = os.pipe()
-    started = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        try:
-            _child(request, writer)
-        finally:
-            traceback.print_exc()
-            os._exit(99)
-    os.close(writer)
-    if request.get("after_s") is not None:
-        time.sleep(request["after_s"])
-        os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    with os.fdopen(reader) as pipe:
-        calls = pipe.read()
-    return {"exit": status, "calls": int(calls or 0), "seconds": time.monotonic() - started}
-
-
 def serve() -> None:
-    torch.set_num_threads(1)  # a pool of threads does not survive a fork
-    for line in sys.stdin:
-        print(json.dumps(_run(json.loads(line))), flush=True)
+    import killing  # beside this file: whoever starts the server has put the folder on the path
+
+    killing.serve(_asked)
+
+
+def _asked(request: dict[str, Any]) -> int:
+    work = crash if request.get("job") == "crash" else job
+    return work(Path(request["root"]), Path(request["inputs"]), request.get("options", {}))

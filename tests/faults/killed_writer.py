@@ -1,19 +1,11 @@
 """The job to kill and run again: it writes a store from a fixed input, deletes, extends and collects.
 
-Run as a program it serves: one JSON request a line, for each of which it forks a child that does the
-job, so that hundreds of kills cost one import of torch. `kill_call`: the child kills itself at its n-th
-call that changes the disk; `kill_after_s`: it is killed from outside, wherever it is.
+A request (see killing.py) also has `root`.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sys
-import time
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -99,50 +91,12 @@ def job(root: Path) -> None:
         aside.rename(mark)
 
 
-def _watch(request: dict[str, Any], calls: list[int]) -> None:
-    """Wrap what changes the disk: count it; kill this process before, half-way through or after it."""
-    write, numbers = os.write, count(1)  # several threads write
-    for name in ("write", "fsync", "replace", "unlink", "mkdir", "rmdir", "ftruncate"):
-        real = getattr(os, name)
+def serve() -> None:
+    import killing  # beside this file: whoever starts the server has put the folder on the path
 
-        def wrapped(*args: Any, real: Any = real, **options: Any) -> Any:
-            number = next(numbers)
-            calls[0] = max(calls[0], number)
-            if number == request.get("kill_call"):
-                if request["when"] == "half" and real is write:
-                    real(args[0], args[1][: len(args[1]) // 2])
-                if request["when"] != "after":
-                    os.kill(os.getpid(), signal.SIGKILL)
-            out = real(*args, **options)
-            if number == request.get("kill_call"):
-                os.kill(os.getpid(), signal.SIGKILL)
-            return out
-
-        setattr(os, name, wrapped)
+    killing.serve(_asked)
 
 
-def _run(request: dict[str, Any]) -> dict[str, Any]:
-    reader, writer = os.pipe()
-    started = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        calls = [0]
-        _watch(request, calls)
-        job(Path(request["root"]))
-        os.writev(writer, [str(calls[0]).encode()])
-        os._exit(0)
-    os.close(writer)
-    if request.get("kill_after_s") is not None:
-        time.sleep(request["kill_after_s"])
-        os.kill(child, signal.SIGKILL)
-    status = os.waitpid(child, 0)[1]
-    with os.fdopen(reader) as pipe:
-        calls_made = pipe.read()
-    signalled = os.waitstatus_to_exitcode(status)
-    return {"exit": signalled, "calls": int(calls_made or 0), "seconds": time.monotonic() - started}
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        print(json.dumps(_run(json.loads(line))), flush=True)
+def _asked(request: dict[str, Any]) -> int:
+    job(Path(request["root"]))
+    return 0

@@ -3,9 +3,10 @@
 A request is a line of JSON. Beside what the job itself wants:
 
     at:       n-th call that changes the disk, at which something happens to the child:
-    do:       "kill" it (before, in the middle of or after that call, see `when`), a signal's name, or that
-              "twice"
+    do:       "kill" it (before, in the middle of or after that call, see `when`), "worker" (kill one of its
+              worker processes), a signal's name, or that "twice"
     after_s:  it is killed from outside, wherever it is
+    pids:     a file into which the child's worker processes are written at that call
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def watch(request: dict[str, Any], calls: list[int]) -> None:
             number = next(numbers)
             calls[0] = max(calls[0], number)
             here, when = number == request.get("at"), request.get("when")
+            if here and request.get("pids"):
+                Path(request["pids"]).write_text(json.dumps([child.pid for child in _children()]))
             if here and request["do"] != "kill":
                 happen(request["do"])
             elif here and when != "after":
@@ -51,7 +54,16 @@ def watch(request: dict[str, Any], calls: list[int]) -> None:
         setattr(os, name, wrapped)
 
 
+def _children() -> list[Any]:
+    import psutil
+
+    return [*psutil.Process().children()]
+
+
 def happen(what: str) -> None:
+    if what == "worker":
+        _children()[0].kill()
+        return
     number = signal.Signals[what.split()[0]]
     os.kill(os.getpid(), number)
     if what.endswith("twice"):
@@ -97,6 +109,20 @@ def serve(job: Job) -> None:
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     for line in sys.stdin:
         print(json.dumps(run(job, json.loads(line))), flush=True)
+
+
+def record(name: str, outcome: dict[str, Any], place: Path | None = None) -> None:
+    """What `test_<name>.py --full` came to, beside what other tests recorded in the same file."""
+    sys.path.insert(0, str(HERE.parent.parent / "benchmarks"))
+    import common
+
+    place = place or common.RESULTS / "faults.json"
+    others = json.loads(place.read_text()) if place.exists() else {}
+    kept = {
+        **outcome, "commit": common.git_commit(), "versions": common.versions(),
+        "command": f"scripts/test --full tests/faults/test_{name}.py",
+    }  # fmt: skip
+    place.write_text(json.dumps({**others, name: kept}, indent=1) + "\n")
 
 
 class Server:

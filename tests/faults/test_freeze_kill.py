@@ -6,11 +6,8 @@ twice; out of time. Compared with a run that nobody touched.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import random
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,23 +24,13 @@ from frostline.store.manifest import commit_numbers
 pytest.importorskip("PIL")
 
 HERE = Path(__file__).parent
-REPOSITORY = HERE.parent.parent
+sys.path.insert(0, str(HERE))
+
+import killed_freeze as job  # noqa: E402
+import killing  # noqa: E402
+
 WHEN = ("before", "half", "after")
-SERVE = "import killed_freeze; killed_freeze.serve()"
 PROCESSES = {"workers": "processes"}
-
-
-def _load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # where dataclasses look for their module
-    spec.loader.exec_module(module)
-    return module
-
-
-job = _load(HERE / "killed_freeze.py")
 
 
 class Server:
@@ -54,15 +41,8 @@ class Server:
         job.make_inputs(self.inputs)
         self.mark = uuid4().hex
         """In the environment of everything that this server starts, and of nothing else."""
-        path = os.pathsep.join([str(HERE), str(Path(fl.__file__).parents[1])])
-        more = {"PYTHONPATH": path, "FROSTLINE_CACHE": str(folder / "cache"), "FROSTLINE_TEST": self.mark}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **more},
-        )
+        more = {"FROSTLINE_CACHE": str(folder / "cache"), "FROSTLINE_TEST": self.mark}
+        self._server = killing.Server("killed_freeze", more)
         self.whole = folder / "whole"
 
     def begin(self) -> None:
@@ -75,12 +55,7 @@ class Server:
         self.rows = rows_of(self.whole)
 
     def run(self, root: Path, **request: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        request = {"root": str(root), "inputs": str(self.inputs), **request}
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
+        return self._server.ask(root=str(root), inputs=str(self.inputs), **request)
 
     def workers(self) -> list[psutil.Process]:
         """Worker processes that are alive, whoever their parent is now."""
@@ -96,11 +71,7 @@ class Server:
         return found
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(60)
-        self._process.stdout.close()
+        self._server.close()
 
 
 @pytest.fixture(scope="module")
@@ -242,18 +213,7 @@ def test_killed_before_during_and_after_calls_that_change_the_disk(server: Serve
 def test_killed_forty_times_and_at_forty_calls(server: Server) -> None:
     at_random = _kill_at_random(server, kills=40, seed=3)
     at_calls = _kill_at_calls(server, _places(server, 40, seed=4))
-    common = _load(REPOSITORY / "benchmarks" / "common.py")
-    outcome = {
-        **at_random,
-        "at_calls": at_calls,
-        "commit": common.git_commit(),
-        "versions": common.versions(),
-        "command": "scripts/test --full tests/faults/test_freeze_kill.py",
-    }
-    common.RESULTS.mkdir(exist_ok=True)
-    place = common.RESULTS / "faults.json"
-    others = json.loads(place.read_text()) if place.exists() else {}
-    place.write_text(json.dumps({**others, "freeze_kill": outcome}, indent=1) + "\n")
+    killing.record("freeze_kill", {**at_random, "at_calls": at_calls})
     assert (at_random["lost"], at_random["wrong"], at_random["identical"]) == (0, 0, True)
     assert (at_calls["lost"], at_calls["wrong"], at_calls["different"]) == (0, 0, [])
 

@@ -146,14 +146,5 @@ def test_asked_twice_it_stops_at_once_and_goes_on_exactly(trainings: Trainings) 
 @pytest.mark.full
 def test_killed_thirty_times(trainings: Trainings) -> None:
     found = _kill(trainings, kills=30, seed=2)
-    sys.path.insert(0, str(HERE.parent.parent / "benchmarks"))
-    import common
-
-    place = common.RESULTS / "faults.json"
-    others = json.loads(place.read_text()) if place.exists() else {}
-    kept = {
-        **found, "commit": common.git_commit(), "versions": common.versions(),
-        "command": "scripts/test --full tests/faults/test_train_kill.py",
-    }  # fmt: skip
-    place.write_text(json.dumps({**others, "train_kill": kept}, indent=1) + "\n")
+    killing.record("train_kill", found)
     assert found["different"] == []

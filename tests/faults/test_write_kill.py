@@ -5,10 +5,8 @@ Killed at random moments and at every call that changes the disk; compared with 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,32 +19,19 @@ from frostline.errors import StoreError
 from frostline.store.manifest import commit_numbers
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import killed_writer as job  # noqa: E402
+import killing  # noqa: E402
+
 WHEN = ("before", "half", "after")
-REPOSITORY = HERE.parent.parent
-
-
-def _load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-job = _load(HERE / "killed_writer.py")
 
 
 class Server:
     """Runs the job in children of a process of its own, which has no threads and may fork."""
 
     def __init__(self, folder: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "killed_writer.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._server = killing.Server("killed_writer", {})
         self.folder = folder
         self.whole = folder / "whole"
         unbroken = self.run(self.whole)
@@ -56,18 +41,10 @@ class Server:
         self.files = files_of(self.whole)
 
     def run(self, root: Path, **kill: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps({"root": str(root), **kill}), file=self._process.stdin, flush=True)
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
+        return self._server.ask(root=str(root), **kill)
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(60)
-        self._process.stdout.close()
+        self._server.close()
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +95,7 @@ def _kill_at_random(server: Server, kills: int, seed: int) -> dict[str, Any]:
         before: dict[str, int] = {}
         stores += 1
         while done < kills:
-            answer = server.run(root, kill_after_s=draw.uniform(0, 0.7 * server.seconds))
+            answer = server.run(root, after_s=draw.uniform(0, 0.7 * server.seconds))
             if answer["exit"] == 0:
                 break
             assert answer["exit"] == -9
@@ -137,7 +114,7 @@ def _kill_at_calls(server: Server, places: list[tuple[int, str]]) -> dict[str, A
     lost, different = 0, []
     for call, when in places:
         root = server.folder / f"call-{call}-{when}"
-        assert server.run(root, kill_call=call, when=when)["exit"] == -9
+        assert server.run(root, at=call, do="kill", when=when)["exit"] == -9
         before = survivors(root)
         assert server.run(root)["exit"] == 0
         lost += len(_lost(before, survivors(root)))
@@ -152,18 +129,13 @@ def _kill_at_calls(server: Server, places: list[tuple[int, str]]) -> dict[str, A
     }
 
 
-def _record(place: Path, name: str, outcome: dict[str, Any]) -> None:
-    """Beside what other tests recorded in the same file."""
-    others = json.loads(place.read_text()) if place.exists() else {}
-    place.write_text(json.dumps({**others, name: outcome}, indent=1) + "\n")
-
-
 def test_recording_an_outcome_keeps_those_of_others(tmp_path: Path) -> None:
     place = tmp_path / "faults.json"
-    _record(place, "write_kill", {"kills": 1})
-    _record(place, "freeze_kill", {"kills": 2})
-    _record(place, "write_kill", {"kills": 3})
-    assert json.loads(place.read_text()) == {"write_kill": {"kills": 3}, "freeze_kill": {"kills": 2}}
+    for name, kills in (("write_kill", 1), ("freeze_kill", 2), ("write_kill", 3)):
+        killing.record(name, {"kills": kills}, place)
+    kept = json.loads(place.read_text())
+    assert {name: outcome["kills"] for name, outcome in kept.items()} == {"write_kill": 3, "freeze_kill": 2}
+    assert kept["write_kill"]["command"] == "scripts/test --full tests/faults/test_write_kill.py"
 
 
 def test_the_job_is_the_same_bytes_each_time_and_running_it_again_changes_nothing(server: Server) -> None:
@@ -190,15 +162,6 @@ def test_killed_sixty_times_and_at_120_calls(server: Server) -> None:
     at_random = _kill_at_random(server, kills=60, seed=3)
     every = [(call, when) for call in range(1, server.calls + 1) for when in WHEN]
     at_calls = _kill_at_calls(server, random.Random(4).sample(every, 120))
-    common = _load(REPOSITORY / "benchmarks" / "common.py")
-    outcome = {
-        **at_random,
-        "at_calls": at_calls,
-        "commit": common.git_commit(),
-        "versions": common.versions(),
-    }
-    outcome["command"] = "scripts/test --full tests/faults/test_write_kill.py"
-    common.RESULTS.mkdir(exist_ok=True)
-    _record(common.RESULTS / "faults.json", "write_kill", outcome)
+    killing.record("write_kill", {**at_random, "at_calls": at_calls})
     assert (at_random["lost"], at_random["identical"]) == (0, True)
     assert (at_calls["lost"], at_calls["different"]) == (0, [])

@@ -22,6 +22,7 @@ from frostline.store.building import SAMPLED_ROWS, Block, Encoded, checked, enco
 from frostline.store.codecs import Error
 from frostline.store.field import Field
 from frostline.store.inorder import InOrder
+from frostline.store.runs import Array
 from frostline.store.session import FileEntry, Session, ensure_folders, new_columns
 from frostline.store.shard import write as write_shard
 
@@ -358,7 +359,7 @@ class Writer:
                 self._stop()
 
 
-def _places(shard: _Shard) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _places(shard: _Shard) -> Array:
     """Of its rows in the row range."""
     return np.fromiter(shard.keys.values(), np.int64, len(shard.keys))
 

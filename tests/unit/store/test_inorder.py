@@ -168,6 +168,18 @@ def test_after_a_failure_closing_adds_no_error_of_its_own(
     fl.Store.append(tmp_path / "s").close()  # and the store is free
 
 
+def given_a_row(root: Path, kind: str) -> Any:
+    """A writer or an extender with a whole shard."""
+    other: Any
+    if kind == "append":
+        other = fl.Store.append(root)
+        other.append("b", {"n": 2})
+    else:
+        other = fl.Store.extend(root, {"m": fl.Field((), "int64")})
+        other.append("a", {"m": 2})
+    return other
+
+
 @pytest.mark.parametrize("kind", ["append", "extend"])
 def test_a_fork_neither_waits_nor_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Its threads are its parent's: waiting for them would take for ever."""
@@ -177,13 +189,7 @@ def test_a_fork_neither_waits_nor_writes(tmp_path: Path, monkeypatch: pytest.Mon
     module: Any = extender_module if kind == "extend" else writer_module
     whole = module.write_shard
     monkeypatch.setattr(module, "write_shard", lambda *args: go.wait(60) and whole(*args))
-    other: Any
-    if kind == "append":
-        other = fl.Store.append(tmp_path / "s")
-        other.append("b", {"n": 2})
-    else:
-        other = fl.Store.extend(tmp_path / "s", {"m": fl.Field((), "int64")})
-        other.append("a", {"m": 2})
+    other = given_a_row(tmp_path / "s", kind)
     child = os.fork()
     if child == 0:
         other.close()
@@ -201,13 +207,7 @@ def test_an_interrupted_close_keeps_the_lock_until_nothing_is_written(
 ) -> None:
     with fl.Store.create(tmp_path / "s", NUMBER, rows_per_shard=1) as writer:
         writer.append("a", {"n": 1})
-    other: Any
-    if kind == "append":
-        other = fl.Store.append(tmp_path / "s")
-        other.append("b", {"n": 2})
-    else:
-        other = fl.Store.extend(tmp_path / "s", {"m": fl.Field((), "int64")})
-        other.append("a", {"m": 2})
+    other = given_a_row(tmp_path / "s", kind)
 
     def interrupted(futures: Any) -> None:
         raise KeyboardInterrupt
