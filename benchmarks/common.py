@@ -8,7 +8,9 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +84,62 @@ def goal(text: str, target: float, value: float, *, at_most: bool = False) -> di
     }
 
 
+def typical_ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
+    """a over b by pairs: their geometric mean without the outermost tenths, and its 95 % interval.
+
+    For many short turns on a host that changes its pace by itself. Not the median: where some turns have more
+    to do (those that also log), they are some of them.
+    """
+    import numpy as np
+
+    logs = np.log(np.asarray(a) / np.asarray(b))
+
+    def middle(values: Any) -> Any:
+        values = np.sort(values, axis=-1)
+        cut = values.shape[-1] // 10
+        return np.exp(values[..., cut : values.shape[-1] - cut].mean(-1))
+
+    drawn = np.random.default_rng(0).choice(logs, (4000, len(logs)))
+    low, high = np.percentile(middle(drawn), [2.5, 97.5])
+    return float(middle(logs)), float(low), float(high)
+
+
+def fed_against_kept(
+    step: Callable[[Any], Any], fed: Iterator[Any], kept: Any, *, rounds: int, settle: int = 2, steps: int = 4
+) -> tuple[dict[str, list[float]], tuple[float, float, float]]:
+    """Samples/s of a step on batches that are fed and on one that stays, in turns; one over the other.
+
+    settle: steps before the clock of a turn starts, in which the feed uses or fills up what it keeps ready.
+    """
+    import torch
+
+    from frostline.timing import interleave
+
+    def done() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def rate(batches: Iterator[Any]) -> float:
+        for _ in range(settle):
+            step(next(batches))
+        done()
+        rows, began = 0, time.perf_counter()
+        for _ in range(steps):
+            batch = next(batches)
+            step(batch)
+            rows += batch.n_rows
+        done()
+        return rows / (time.perf_counter() - began)
+
+    runs = {"fed": lambda: rate(fed), "kept": lambda: rate(repeat(kept))}
+    for one in runs.values():
+        one()
+    found = interleave(runs, rounds=rounds)
+    return found, typical_ratio(found["fed"], found["kept"])
+
+
 def print_table(title: str, rows: Sequence[dict[str, Any]]) -> None:
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    names = [n for n in dict.fromkeys(name for row in rows for name in row) if n != "commit"]
     cells = [names, *([_text(row.get(name, "")) for name in names] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
     print(f"\n{title}")
@@ -117,9 +173,11 @@ def write_results(
     command: str,
     *,
     also: Path | None = None,
+    quiet: bool = False,
 ) -> Path:
     """Print the goals; keep the outcome as benchmarks/results/<name>-<device>.json (and in `also`)."""
-    print_table("goals", goals)
+    if not quiet:
+        print_table("goals", goals)
     record = {
         "name": name, "device": device, "machine": machine(), "versions": versions(), "commit": git_commit(),
         "command": repeatable(command), "rows": rows, "goals": goals,

@@ -52,7 +52,7 @@ from typing import Any
 import common
 import numpy as np
 import torch
-from common import device_name, goal, print_table, write_results
+from common import device_name, fed_against_kept, goal, print_table, write_results
 
 import frostline as fl
 from frostline import keyed, stages
@@ -778,36 +778,19 @@ def mean_size(folder: Path, pattern: str) -> int:
 
 def against_kept(made: Made, rounds: int) -> tuple[list[Any], list[Any]]:
     """Features in RAM against the same step on one batch, block by block in turns."""
-    size, step = made.size, made.step
-    kept = first_batch(made, size.batch)
-
-    def rate(batches: Iterator[Batch]) -> float:
-        for _ in range(2):  # what was prepared while the other one ran is used up
-            step(next(batches))
-        done()
-        rows, began = 0, time.perf_counter()
-        for _ in range(size.steps):
-            batch = next(batches)
-            step(batch)
-            rows += batch.n_rows
-        done()
-        return rows / (time.perf_counter() - began)
-
+    size, kept = made.size, first_batch(made, made.size.batch)
     with supplied(made, features_of(made.held, 2 * size.few), "pinned", size.batch) as batches:
-        runs = {"features in RAM": lambda: rate(batches), "one batch kept": lambda: rate(repeat(kept))}
-        for one in runs.values():
-            one()
-        found = interleave(runs, rounds=4 * rounds)
-    rows = [
-        {"section": "sources", "batch": size.batch, "source": f"in turns: {name}", "samples_per_s": s.median,
-         "low": s.low, "high": s.high}
-        for name, s in ((name, spread(values)) for name, values in found.items())
-    ]  # fmt: skip
-    share = ratio(found["features in RAM"], found["one batch kept"])
-    both = {"section": "sources", "batch": size.batch, "source": "in turns: RAM over one batch kept"}
-    rows.append(both | {"share": share.median, "low": share.low, "high": share.high})
+        found, (share, low, high) = fed_against_kept(made.step, batches, kept, rounds=13 * rounds)
+    head = {"section": "sources", "batch": size.batch}
+    rows: list[dict[str, Any]] = []
+    for name, values in (("features in RAM", found["fed"]), ("one batch kept", found["kept"])):
+        s = spread(values)
+        rows.append(head | {"source": f"in turns: {name}", "samples_per_s": s.median, "low": s.low,
+                            "high": s.high})  # fmt: skip
+    both = head | {"source": "in turns: RAM over one batch kept (95 % interval)"}
+    rows.append(both | {"share": share, "low": low, "high": high})
     text = f"sources: features in RAM at batch {size.batch}, eager, share of one batch kept on the device"
-    return rows, [goal(text, 0.97, share.median)]
+    return rows, [goal(text, 0.97, share)]
 
 
 # --- batches ------------------------------------------------------------------------------------------
@@ -816,6 +799,8 @@ def against_kept(made: Made, rounds: int) -> tuple[list[Any], list[Any]]:
 def batch_sizes(made: Made, given: argparse.Namespace) -> tuple[list[Any], list[Any]]:
     size, step, rows = made.size, made.step, list[dict[str, Any]]()
     for source, (most, opened) in swept(made).items():
+        if given.of and source not in given.of:
+            continue
         step.microbatch = None
         for batch in (batch for batch in size.batches if batch <= most):
             with opened(batch) as batches:
@@ -864,13 +849,18 @@ Section = Callable[[Made, argparse.Namespace], tuple[list[Any], list[Any]]]
 SECTIONS: dict[str, Section] = {"freeze": freezing, "sources": sources, "batches": batch_sizes}
 
 
-def keep_others(rows: list[Any], goals: list[Any]) -> tuple[list[Any], list[Any]]:
-    """With the sections that were not run in front, as they were measured last."""
+def keep_others(rows: list[Any], goals: list[Any], of: list[str]) -> tuple[list[Any], list[Any]]:
+    """With the sections that were not run in front, as they were measured last. of: sources of batches."""
     file = common.RESULTS / f"foveated-{device_name()}.json"
     old = json.loads(file.read_text()) if file.exists() else {"rows": [], "goals": []}
     measured = {row["section"] for row in rows}
     others = [goal for goal in old["goals"] if goal["goal"].split(":")[0] not in measured]
-    return [row for row in old["rows"] if row["section"] not in measured] + rows, others + goals
+
+    def stays(row: dict[str, Any]) -> bool:
+        swept_without = bool(of) and row["section"] == "batches" and row["source"] not in of
+        return row["section"] not in measured or swept_without
+
+    return [*filter(stays, old["rows"]), *rows], others + goals
 
 
 def main() -> None:
@@ -878,7 +868,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="*", choices=SECTIONS, help="these; the others' results stay")
-    parser.add_argument("--rounds", type=int, default=3, help="of freezing; four times as many of the step")
+    parser.add_argument("--of", nargs="*", default=[], help="sources of batches; the others' rows stay")
+    parser.add_argument("--rounds", type=int, default=3, help="of freezing; 13 times as many of the step")
     parser.add_argument("--small", action="store_true", help="tiny sizes, as without a GPU; nothing is kept")
     parser.add_argument("--scratch", type=Path, help="where everything is made, and stays")
     parser.add_argument("--also", type=Path, help="another folder for the result")
@@ -913,11 +904,14 @@ def measure(made: Made, given: argparse.Namespace, *, small: bool) -> None:
 
     def keep() -> None:
         if not small:
-            write_results("foveated", device_name(), *keep_others(rows, goals), command, also=given.also)
+            write_results(
+                "foveated", device_name(), *keep_others(rows, goals, given.of), command, also=given.also
+            )
 
     for name in given.only or SECTIONS:
         say(f"section {name}")
         some, reached = SECTIONS[name](made, given)
+        some = [{"commit": common.git_commit(), **row} for row in some]
         print_table(name, some)
         rows, goals = rows + some, goals + reached
         keep()  # a run that is cut off keeps what it has

@@ -78,12 +78,20 @@ def rows(records: dict[str, dict[str, Any]]) -> str:
         device = _DEVICES.get(record["device"], record["device"])
         where = f"`{record['command']}` on {device}; {versions}; commit {record['commit']}."
         parts.append(f"### {name}\n\n{where}\n")
-        parts.append(_table(record["rows"]))
+        sections: dict[str, list[dict[str, Any]]] = {}
+        for row in record["rows"]:
+            sections.setdefault(row.get("section", ""), []).append(row)
+        for section, some in sections.items():
+            at = ", ".join(dict.fromkeys(row["commit"] for row in some if "commit" in row))
+            if section:
+                parts.append(f"{section}{f', commit {at}' if at else ''}:\n")
+            parts.append(_table(some))
     return "\n".join(parts)
 
 
 def _table(entries: list[dict[str, Any]]) -> str:
-    columns = list(dict.fromkeys(key for entry in entries for key in entry))
+    names = list(dict.fromkeys(key for entry in entries for key in entry if key not in ("section", "commit")))
+    columns = [name for name in names if any(figure(entry.get(name)) for entry in entries)]
     lines = ["| " + " | ".join(c.replace("_", " ") for c in columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(figure(entry.get(c)) for c in columns) + " |" for entry in entries]
     return "\n".join(lines) + "\n"
@@ -111,6 +119,59 @@ def gaze(records: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def sources(records: dict[str, dict[str, Any]]) -> str:
+    """foveated's step at one batch size, from each source of batches."""
+    kept = _foveated(records, "sources")
+    lines = [
+        "| batches of 64 from | samples/s | waits | device busy | W | GB on the device | bytes a video |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in (row for row in kept if "wait_pct" in row):
+        from_where = f"{row['source']} ({row['state']})" if row.get("state") else row["source"]
+        cells = [
+            from_where,
+            row["samples_per_s"],
+            f"{row['wait_pct']:.1f} %",
+            f"{row['device_busy_pct']:.0f} %",
+        ]
+        cells += [f"{row['watts']:.0f}", f"{row['peak_gb']:.1f}", row["bytes_per_video"]]
+        lines.append("| " + " | ".join(map(figure, cells)) + " |")
+    share = next(row for row in kept if row["source"].startswith("in turns: RAM over"))
+    between = _between(share, "share", "low", "high")
+    lines.append(f"\nFeatures in RAM over one batch that stays on the device, in turns: {between}.")
+    return "\n".join(lines)
+
+
+def batches(records: dict[str, dict[str, Any]]) -> str:
+    """Samples/s of foveated's step by batch size."""
+    found: dict[str, dict[int, Any]] = {}
+    for row in _foveated(records, "batches"):
+        found.setdefault(row["source"], {})[row["batch"]] = row
+    sizes = sorted({size for by_size in found.values() for size in by_size})
+    lines = ["| samples/s at batch | " + " | ".join(map(str, sizes)) + " |", "|---" * (len(sizes) + 1) + "|"]
+    for source, by_size in found.items():
+        cells = [figure(by_size[n]["samples_per_s"]) if n in by_size else "" for n in sizes]
+        lines.append(f"| {source} | " + " | ".join(cells) + " |")
+    memory = [
+        f"{by_size['peak_gb']:.0f}" if (by_size := found["features, RAM"].get(n)) else "" for n in sizes
+    ]
+    lines.append("| *GB on the device, features from RAM* | " + " | ".join(memory) + " |")
+    return "\n".join(lines)
+
+
+def freezing(records: dict[str, dict[str, Any]]) -> str:
+    """foveated's freeze against what it is made of."""
+    lines = ["| frames/s | median | low to high |", "|---|---|---|"]
+    for row in _foveated(records, "freeze"):
+        cells = [row["what"], row["frames_per_s"], f"{figure(row['low'])} to {figure(row['high'])}"]
+        lines.append("| " + " | ".join(map(figure, cells)) + " |")
+    return "\n".join(lines)
+
+
+def _foveated(records: dict[str, dict[str, Any]], section: str) -> list[dict[str, Any]]:
+    return [row for row in records["foveated-h200"]["rows"] if row["section"] == section]
+
+
 def _between(row: dict[str, Any], *names: str) -> str:
     value, low, high = (figure(row[name]) for name in names)
     return f"**{value}** ({low} to {high})"
@@ -121,11 +182,16 @@ def figure(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {figure(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(figure, value))
     return f"{value:,}" if isinstance(value, int) else str(value).replace("|", "\\|")
 
 
 def filled(text: str, records: dict[str, dict[str, Any]], page: Path) -> str:
     writers = {"goals": goals, "headlines": headlines, "rows": rows, "gaze": gaze}
+    writers |= {"sources": sources, "batches": batches, "freezing": freezing}
 
     def fill(match: re.Match[str]) -> str:
         content = writers[match[2]](records)

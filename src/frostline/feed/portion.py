@@ -14,15 +14,17 @@ from frostline.batch import Batch, Ragged
 from frostline.errors import FeedError, UsageError
 from frostline.feed import blame
 from frostline.feed.ring import Ring, Slab
-from frostline.feed.tiers import DeviceColumn, HostColumn
+from frostline.feed.tiers import DeviceColumn, HostColumn, lines_at
 from frostline.stage import Pick
 from frostline.store import Field, Table
 from frostline.store.codecs import decode, torch_dtype
 from frostline.store.field import TEXT_LIKE
-from frostline.store.read import Read, Source
+from frostline.store.read import Read, Source, follows_pick
 from frostline.store.runs import Array
 
 _STREAMED_BYTES = 64 << 10  # pinned rows from here on go to the GPU one by one, without being gathered first
+_COPY_BYTES = 256 << 10  # about what the bus carries while one copy is asked for
+_STAGED_BYTES = 256 << 20  # of whole rows on the device, out of which a Pick's lines are taken
 
 
 @dataclass
@@ -74,13 +76,12 @@ class Portion:
 
     def _streams(self, name: str) -> bool:
         column = self._host.get(name)
-        if column is None or self.device.type != "cuda" or column.spec.ragged or name in self._picked:
+        if column is None or self.device.type != "cuda" or column.spec.ragged:
             return False
-        return column.spec.parts[-1].width >= _STREAMED_BYTES
-
-    @property
-    def _picked(self) -> set[str]:
-        return {name for pick in self.picks for name in pick.fields}
+        pick, width = next((p for p in self.picks if name in p.fields), None), column.spec.parts[-1].width
+        if pick is not None and not _in_whole_rows(column.spec, pick.n):
+            width //= column.spec.item_shape[0]
+        return width >= _STREAMED_BYTES
 
     def row_bytes(self) -> float:
         """Bytes of a row, as they are gathered (an average where fields are ragged)."""
@@ -185,24 +186,62 @@ class Portion:
             if name in self._device:
                 fields[name] = self._device[name].fetch(planned.positions, planned.chosen.get(name))
             elif name not in self._gathered:
-                fields[name] = self._stream(self._host[name], planned.positions)
+                fields[name] = self._stream(self._host[name], planned.positions, planned.chosen.get(name))
         if stream is not None:
             slab.copied = stream.record_event()
         self.ring.give_back(slab)
         return fields
 
-    def _stream(self, column: HostColumn, positions: Array) -> torch.Tensor:
+    def _stream(self, column: HostColumn, positions: Array, chosen: Array | None) -> torch.Tensor:
         """Large pinned rows straight to the device: the copy engine gathers, no thread does."""
-        parts = {}
-        for part in column.spec.parts:
-            rows = column.rows_as(part)
-            if rows is None:
-                raise FeedError("a field that is not pinned cannot be streamed")
-            out = torch.empty((len(positions), part.width), dtype=torch.uint8, device=self.device)
-            for i, position in enumerate(positions.tolist()):
-                out[i].copy_(rows[position], non_blocking=True)
-            parts[part.name] = out.view(-1).view(torch_dtype(part.dtype)).view(len(positions), *part.shape)
-        return decode(parts, column.spec)
+        spec, parts = column.spec, {}
+        for part in spec.parts:
+            rows, shape = column.rows_as(part), part.shape
+            if chosen is None or not follows_pick(spec, part):
+                data = _streamed(rows, positions, self.device)
+            else:
+                data = self._stream_lines(column, rows, positions, chosen)
+                shape = (chosen.shape[1], *part.shape[1:])
+            parts[part.name] = data.view(-1).view(torch_dtype(part.dtype)).view(len(positions), *shape)
+        return decode(parts, spec)
+
+    def _stream_lines(
+        self, column: HostColumn, rows: torch.Tensor, positions: Array, chosen: Array
+    ) -> torch.Tensor:
+        """What a Pick chose of rows: by whole rows, out of which the device takes it, or line by line."""
+        (n, k), length = chosen.shape, column.spec.item_shape[0]
+        width = rows.shape[1] // length
+        if not _in_whole_rows(column.spec, k):
+            return _streamed(rows.view(-1, width), _lines(positions, chosen, length), self.device)
+        out = torch.empty((n, k * width), dtype=torch.uint8, device=self.device)
+        step = max(1, _STAGED_BYTES // rows.shape[1])
+        for start in range(0, n, step):
+            some = _streamed(rows, positions[start : start + step], self.device)
+            lines = _lines(np.arange(len(some)), chosen[start : start + step], length)
+            lines_at(some, lines, width, out[start : start + step])
+        return out
+
+
+def _in_whole_rows(spec: Field, k: int) -> bool:
+    """Whether k lines of a row come sooner with the rest of the row than in copies of their own."""
+    values, length = spec.parts[-1], spec.item_shape[0]
+    return (length - k) * (values.width // length) <= (k - 1) * _COPY_BYTES
+
+
+def _lines(positions: Array, chosen: Array, length: int) -> Array:
+    return np.asarray((positions[:, None] * length + chosen).reshape(-1))
+
+
+def _streamed(rows: torch.Tensor, at: Array, device: torch.device) -> torch.Tensor:
+    """Rows of bytes, each in a copy of its own, all asked for in one call.
+
+    One call: the loop in Python gave up the interpreter with every copy, and a training thread that launches
+    kernels all the while lost some of its time to taking it back.
+    """
+    out = torch.empty((len(at), rows.shape[1]), dtype=torch.uint8, device=device)
+    if len(at):
+        torch._foreach_copy_(list(out.unbind(0)), [rows[i] for i in at.tolist()], non_blocking=True)
+    return out
 
 
 def _slice(value: Any, start: int, stop: int, positions: Array, column: DeviceColumn | None) -> Any:

@@ -193,13 +193,22 @@ class HostColumn(ColumnReader):
             raise UsageError(f"Field {self._whole.name!r} is not ragged.")
         return np.asarray(offsets[places + 1] - offsets[places])
 
-    def rows_as(self, part: Part) -> torch.Tensor | None:
-        """A pinned part's rows as a tensor [rows, bytes], from which the GPU can copy by itself."""
-        pinned = self.slabs[part.name].pinned
-        if pinned is None:
-            return None
-        view = self._whole.views[part.name]
-        return pinned[: view.size].view(view.shape)
+    def rows_as(self, part: Part) -> torch.Tensor:
+        """A part's rows as a tensor [rows, bytes], from which a GPU can copy by itself where it is pinned."""
+        pinned, view = self.slabs[part.name].pinned, self._whole.views[part.name]
+        return torch.from_numpy(view) if pinned is None else pinned[: view.size].view(view.shape)
+
+
+def lines_at(source: torch.Tensor, lines: Array, width: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Lines of `width` bytes out of a field's bytes, gathered where they lie: [lines, width] bytes."""
+    if not width:
+        return torch.empty((len(lines), 0), dtype=torch.uint8, device=source.device)
+    # wide words: index_select then moves 8 bytes a step instead of 1
+    words = ((torch.int64, 8), (torch.int32, 4), (torch.int16, 2), (torch.uint8, 1))
+    word = next(dtype for dtype, size in words if width % size == 0)
+    index = torch.from_numpy(lines).to(source.device, non_blocking=True)
+    into = None if out is None else out.view(-1, width).view(word)
+    return torch.index_select(source.view(-1, width).view(word), 0, index, out=into).view(torch.uint8)
 
 
 class DeviceColumn:
@@ -259,19 +268,7 @@ class DeviceColumn:
         return flat.view(len(positions), k, *part.shape[1:])
 
     def _lines(self, part: Part, lines: Array, shape: tuple[int, ...], split: int = 1) -> torch.Tensor:
-        source = self._parts[part.name]
-        width = part.width // split
-        if not width:
-            return torch.empty((len(lines), *shape), dtype=torch_dtype(part.dtype), device=source.device)
-        source = source.view(-1, width)
-        # wide words: index_select then moves 8 bytes a step instead of 1
-        word = next(
-            t
-            for t, size in ((torch.int64, 8), (torch.int32, 4), (torch.int16, 2), (torch.uint8, 1))
-            if width % size == 0
-        )
-        index = torch.from_numpy(lines).to(source.device, non_blocking=True)
-        picked = source.view(word).index_select(0, index).view(torch.uint8)
+        picked = lines_at(self._parts[part.name], lines, part.width // split)
         return picked.view(-1).view(torch_dtype(part.dtype)).view(len(lines), *shape)
 
 

@@ -81,7 +81,9 @@ class View:
         writer, pick = self._pipeline.writer_of(name), self._layout.pick_of(name)
         stage = SOURCE if writer is None else writer.name
         if pick is not None:
-            return collated(name, stage, work.keys, self._picked(work, pick, name), None, pin=pin)
+            column = self._picked(work, pick, name)
+            keys = () if isinstance(column, Tensor) else work.keys  # to name the row that does not fit
+            return collated(name, stage, keys, column, None, pin=pin)
         if name in work.fed:
             return collated(name, stage, (), work.fed[name], "list", pin=pin)  # a feed's lists are texts
         return collated(name, stage, work.keys, self._line(work, name), self._kind(name), pin=pin)

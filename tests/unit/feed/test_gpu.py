@@ -15,7 +15,7 @@ import torch
 
 import frostline as fl
 from frostline.batch import Ragged
-from frostline.feed import ring
+from frostline.feed import portion, ring
 
 pytestmark = pytest.mark.gpu
 Make = Callable[..., fl.Store]
@@ -104,6 +104,26 @@ def test_large_rows(large: fl.Store, is_same: Same, tier: str) -> None:
             want = large.rows(batch.keys_of_rows)
             for name, value in batch.items():
                 assert is_same(value, want[name]), name
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+@pytest.mark.parametrize("n", [1, 5, 12])
+def test_picks_of_large_rows(
+    large: fl.Store, is_same: Same, by_rows: bool, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From pinned memory, as whole rows (a few at a time) or line by line."""
+    monkeypatch.setattr(portion, "_STREAMED_BYTES", 1)
+    monkeypatch.setattr(portion, "_COPY_BYTES", 1 << 30 if by_rows else 0)
+    monkeypatch.setattr(portion, "_STAGED_BYTES", 1 << 20)
+    fields = ["number", fl.Pick(("big", "token", "channel"), n=n), "small"]
+    for _ in range(2):
+        for want, got in zip(
+            fl.Feed(large, 16, fields=fields),
+            fl.Feed(large, 16, fields=fields, device="cuda", tier="pinned"),
+            strict=True,
+        ):
+            assert want.keys_of_rows == got.keys_of_rows
+            assert all(is_same(want[name], got[name]) for name in want)
 
 
 def test_empty_shares(all_kinds: fl.Store, is_same: Same) -> None:

@@ -8,6 +8,7 @@ import torch
 
 import frostline as fl
 from frostline.errors import UsageError
+from frostline.feed import portion as portions
 from frostline.feed.portion import Portion, split_fields
 from frostline.feed.ring import Ring
 
@@ -56,3 +57,32 @@ def test_no_fields_are_keys_alone(all_kinds: fl.Store) -> None:
     batches = list(fl.Feed(all_kinds, 30, fields=[]))
     assert [dict(b) for b in batches] == [{}, {}]
     assert sorted(k for b in batches for k in b.keys_of_rows) == sorted(all_kinds.keys)
+
+
+@pytest.mark.parametrize("limits", [{"_COPY_BYTES": 1 << 30}, {"_COPY_BYTES": 0}, {"_STAGED_BYTES": 1}])
+def test_streaming_gives_what_gathering_gives(
+    long_rows: fl.Store, limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole rows at once, lines in copies of their own, whole rows one by one: the same bits (on the CPU)."""
+    for name, value in limits.items():
+        monkeypatch.setattr(portions, name, value)
+    names = ("half", "brain", "cast", "token", "channel", "wide")
+    for n in (1, 3):
+        made = portion(long_rows, [fl.Pick(names, n=n)], "pinned")
+        for positions in (np.array([3, 3, 0, 7]), np.zeros(0, np.int64)):
+            planned = made.plan(positions, seed=0, epoch=0, train=True)
+            for task in made.tasks(planned, 4):
+                task()
+            want = made.finish(planned, [0, len(positions)], None)[0]
+            for name in names:
+                got = made._stream(made._host[name], positions, planned.chosen[name])
+                assert got.shape == want[name].shape, name
+                assert torch.equal(got.view(torch.uint8), want[name].contiguous().view(torch.uint8)), name
+
+
+def test_whole_rows_where_few_bytes_are_left_out() -> None:
+    features = fl.Field((24, 325, 384), "bfloat16")  # 250 KB a line
+    assert portions._in_whole_rows(features, 24)
+    assert portions._in_whole_rows(features, 16)
+    assert not portions._in_whole_rows(features, 4)
+    assert not portions._in_whole_rows(features, 1)
