@@ -177,7 +177,7 @@ def row_of(seed: int, each: dict[str, Any], health: dict[str, float], alone: Any
         "coarse_alone": float(alone.mean()), "over_alone": over, "over_low": over_low, "over_high": over_high,
         "text": float(each["text"].mean()), "entropy": health["entropy"],
         "correlation": health["correlation"],
-        "verdict": metrics.verdict(ratio, low, high),
+        "verdict": metrics.verdict(ratio, low, high, {n: controls[n] for n in ("random", "shuffled")}),
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,8 +65,12 @@ def parameters_of(function: Callable[..., Any]) -> tuple[Parameter, ...]:
     )
 
 
-def values_of(function: Callable[..., Any], overrides: Sequence[str]) -> dict[str, Any]:
+def values_of(
+    function: Callable[..., Any], overrides: Sequence[str], before: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """`key=value` texts as arguments for a function; all that is wrong with them at once.
+
+    before: values of an earlier call, where nothing else is given; what the function no longer takes is left.
 
     >>> def workload(*, num_frames: int = 16, lr: float = 0.1): ...
     >>> values_of(workload, ["num_frames=8"])
@@ -86,11 +90,11 @@ def values_of(function: Callable[..., Any], overrides: Sequence[str]) -> dict[st
     problems += [
         f"{p.name}: missing; it is required ({p.type}). Give {p.name}=…"
         for p in parameters.values()
-        if p.required and p.name not in values
+        if p.required and p.name not in {**(before or {}), **values}
     ]
     if problems:
         raise UsageError(f"{name_of(function)} cannot be called so:", problems=problems)
-    return values
+    return {name: value for name, value in (before or {}).items() if name in parameters} | values
 
 
 def name_of(function: Any) -> str:

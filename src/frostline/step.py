@@ -7,8 +7,9 @@ fit into memory is tried again in smaller parts: the same rows, the same update.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from fnmatch import fnmatch
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class Step:
         self._note, self._strict = note, strict
         self.called: nn.Module = torch.compile(model) if training.compile else model  # type: ignore[assignment]
         self.scaler = Scaler(self.device) if training.precision == "fp16" else None
-        self._buffers = Buffers(model)
+        self._buffers = _Kept(model, optimizer, training.unused)
         self._update = Update(optimizer, clip=training.clip, scaler=self.scaler)
 
     def __call__(self, batch: Batch, *, norm: bool = False) -> Figures:
@@ -73,14 +74,12 @@ class Step:
         moment = Moment(self.device)
         self._buffers.keep()
         while True:
-            figures, error = self._tried(batch, rows)
+            figures, error = self._tried(batch, rows, moment)
             fits, all_rows = self._ranks.agree(fits=error is None, rows=rows)
             if fits:
                 self._buffers.look(self._ranks)
                 break
-            moment.restore()
-            self._buffers.restore()
-            self.optimizer.zero_grad(set_to_none=True)
+            self._rewind(moment)
             self._smaller(rows, error)
         if self._ranks.world > 1:
             self._add_up(figures, rows, all_rows)
@@ -98,33 +97,51 @@ class Step:
         moment = Moment(self.device)
         self._buffers.keep()
         while True:
-            figures, error = self._tried(batch, batch.n_rows)
-            moment.restore()
-            self._buffers.restore()
-            self.optimizer.zero_grad(set_to_none=True)
+            figures, error = self._tried(batch, batch.n_rows, moment)
+            self._rewind(moment)
             if self._ranks.agree(fits=error is None, rows=0)[0]:
                 return figures
             self._smaller(batch.n_rows, error)
 
     def figures(self, batch: Batch) -> Figures:
         """What the loss gives, in the model's present mode; no gradient is asked for."""
-        with self._autocast():
-            return self._figures(self.loss(self.called, batch))
+        moment = Moment(self.device)
+        try:
+            return self._forward(batch)
+        except Exception as e:
+            if not self._runs_without(e):
+                raise
+        moment.restore()
+        return self._forward(batch)
 
     # gradients
 
-    def _tried(self, batch: Batch, rows: int) -> tuple[Figures, BaseException | None]:
-        """Gradients of all parts of the batch; or the error, where memory did not do."""
+    def _tried(self, batch: Batch, rows: int, moment: Moment) -> tuple[Figures, BaseException | None]:
+        """Gradients of all parts of the batch; or the error, where memory did not do.
+
+        torch.compile may fail as late as in a backward pass; all of the step is done again without it then.
+        """
+        error: BaseException | None = None
         try:
             with _multiplying(self.training.precision):
                 return self._gradients(batch, rows), None
-        except (torch.OutOfMemoryError, RuntimeError, MemoryError) as e:
-            if not _is_memory(e):
-                raise
-            error = e.with_traceback(None)  # its frames hold the memory that is to be freed
+        except Exception as e:
+            if not self._runs_without(e):
+                if not _is_memory(e):
+                    raise
+                error = e.with_traceback(None)  # its frames hold the memory that is to be freed
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        return {}, error
+        if error is not None:
+            return {}, error
+        self._rewind(moment)
+        return self._tried(batch, rows, moment)
+
+    def _rewind(self, moment: Moment) -> None:
+        """As it was before the step."""
+        moment.restore()
+        self._buffers.restore()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _gradients(self, batch: Batch, rows: int) -> Figures:
         total: Figures = {}
@@ -145,18 +162,19 @@ class Step:
         return (batch.part(start, min(rows, start + size)) for start in range(0, rows, size))
 
     def _forward(self, batch: Batch) -> Figures:
-        try:
-            with self._autocast():
-                return self._figures(self.loss(self.called, batch))
-        except Exception as e:
-            if self.called is self.model or not _is_compiling(e):
-                raise
-            reason = f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"
-            if self._strict:
-                raise CompileFailed(type(self.model).__name__, reason) from e
-            self._note(f"the model cannot be compiled and runs without from now on: {reason}")
-            self.called = self.model
-        return self._forward(batch)
+        with self._autocast():
+            return self._figures(self.loss(self.called, batch))
+
+    def _runs_without(self, error: Exception) -> bool:
+        """Whether it was torch.compile that failed: the model runs without from now on, and that is said."""
+        if self.called is self.model or not _is_compiling(error):
+            return False
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        if self._strict:
+            raise CompileFailed(type(self.model).__name__, reason) from error
+        self._note(f"the model cannot be compiled and runs without from now on: {reason}")
+        self.called = self.model
+        return True
 
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = _HALF.get(self.training.precision)
@@ -167,6 +185,12 @@ class Step:
         loss = found.get("loss")
         if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.requires_grad != torch.is_grad_enabled():
             raise UsageError(_no_loss(result, loss))
+        if problems := [wrong for name, value in found.items() if (wrong := _no_figure(name, value))]:
+            raise UsageError(
+                "The workload's loss function returned figures that cannot be logged; expected one number "
+                "each, in a tensor or as it is. Take its mean, say, or leave it out:",
+                problems=problems,
+            )
         tensors = {
             name: value if isinstance(value, Tensor) else torch.tensor(float(value), device=self.device)
             for name, value in found.items()
@@ -203,7 +227,40 @@ class Step:
         torch._foreach_mul_(tensors, rows / all_rows)
         self._ranks.add_up(tensors)
         figures |= dict(zip(figures, values.unbind(), strict=True))
-        self._ranks.copy_first(self._buffers.tensors())  # one model, also in what no gradient reaches
+        # one model, also in what no gradient reaches
+        self._ranks.copy_first([*self._buffers.tensors(), *self._buffers.followers])
+
+
+class _Kept(Buffers):
+    """The buffers, and parameters that follow others instead of training, as an EMA teacher does.
+
+    They are what `unused` names and the optimiser does not train. A first pass would not show them: a teacher
+    that begins as a copy of its student does not move in it.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, unused: Sequence[str]) -> None:
+        super().__init__(model)
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+        self.followers: list[Tensor] = [
+            parameter
+            for name, parameter in model.named_parameters()
+            if id(parameter) not in trained and any(fnmatch(name, pattern) for pattern in unused)
+        ]
+        self._before: list[Tensor] = []
+
+    def keep(self) -> None:
+        super().keep()
+        with torch.no_grad():
+            if not self._before:
+                self._before = [follower.clone() for follower in self.followers]
+            elif self.followers:
+                torch._foreach_copy_(self._before, self.followers)
+
+    def restore(self, where: Tensor | None = None) -> None:
+        super().restore(where)
+        with torch.no_grad():
+            for follower, before in zip(self.followers, self._before, strict=True):
+                follower.copy_(before if where is None else torch.where(where.bool(), before, follower))
 
 
 @contextmanager
@@ -219,7 +276,9 @@ def _multiplying(precision: str) -> Iterator[None]:
 
 def _is_memory(error: BaseException) -> bool:
     told = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(t in str(error) for t in told)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(t in str(error) for t in told)
 
 
 def _is_compiling(error: BaseException) -> bool:
@@ -235,3 +294,17 @@ def _no_loss(result: Any, loss: Any) -> str:
         return f"The workload's loss {fault}; {expected}."
     got = f"a dict with {', '.join(result)}" if isinstance(result, Mapping) else type(result).__name__
     return f"The workload's loss function returned {got}; {expected}."
+
+
+def _no_figure(name: str, value: Any) -> str | None:
+    """What is wrong with a figure beside the loss; None where it is one number."""
+    if isinstance(value, Tensor):
+        return None if value.numel() == 1 else f"{name!r} has shape {list(value.shape)}"
+    try:
+        if not isinstance(value, str | bytes):
+            float(value)
+            return None
+    except (TypeError, ValueError, OverflowError):
+        pass
+    text = repr(value)
+    return f"{name!r} is {type(value).__name__}: {text[:60]}{'…' if len(text) > 60 else ''}"

@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -37,9 +37,15 @@ class Resolved:
     parameters: tuple[Parameter, ...]
     given: dict[str, Any]
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """All parameters, given or not, as JSON can hold them; other defaults are left out."""
+        usual = {p.name: p.default for p in self.parameters if not p.required and _is_plain(p.default)}
+        return usual | {name: _plain(value) for name, value in self.given.items()}
 
-def resolve(target: str, overrides: Sequence[str] = ()) -> Resolved:
-    """The workload that a TARGET and its `key=value` stand for.
+
+def resolve(target: str, overrides: Sequence[str] = (), before: Mapping[str, Any] | None = None) -> Resolved:
+    """The workload that a TARGET and its `key=value` stand for. before: values of an earlier call.
 
     >>> import sys, types, frostline as fl
     >>> def workload(*, n: int = 3) -> fl.Workload:
@@ -56,7 +62,7 @@ def resolve(target: str, overrides: Sequence[str] = ()) -> Resolved:
     """
     name, function = find(target)
     parameters = parameters_of(function)
-    given = values_of(function, overrides)
+    given = values_of(function, overrides, before)
     made = function(**given)
     if not isinstance(made, Workload):
         raise UsageError(_not_a_workload(target, function, made))
@@ -68,14 +74,33 @@ def recipes() -> dict[str, EntryPoint]:
     return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda p: p.name)}
 
 
+def written(target: str) -> str:
+    """A TARGET as it is written down: two files of one name are told apart, by their path from here."""
+    place, word = _parted(target)
+    return os.path.relpath(place) + (f":{word}" if word else "") if _is_file(place) else target
+
+
+def _parted(target: str) -> tuple[str, str]:
+    place, colon, word = target.rpartition(":")
+    return (place, word) if colon and word.isidentifier() else (target, "")  # C:\work.py has no function
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool | None)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value if _is_plain(value) else str(value)
+
+
 def find(target: str) -> tuple[str, Callable[..., Any]]:
     """A TARGET's name, as stores and runs are filed under, and its function."""
-    place, colon, word = target.rpartition(":")
-    if not colon or not word.isidentifier():  # C:\work.py has a colon, and no function
-        place, word = target, ""
+    place, word = _parted(target)
     if _is_file(place):
         return _named(Path(place).stem, word), _function(_load_file(Path(place)), word, place)
-    if colon and word:
+    if word:
         return _named(place, word), _function(_load_module(place, word), word, place)
     offered = recipes()
     if target not in offered:

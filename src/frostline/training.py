@@ -57,7 +57,8 @@ class Training:
     """Updates skipped for a loss or gradient that is no number, within `bad_window` steps; more stop it."""
     bad_window: int = 100
     unused: tuple[str, ...] = ()
-    """Trainable parameters that may be without gradient: names, or patterns such as "head.*"."""
+    """Parameters that may train without gradient, or be frozen and move (a teacher that follows its student):
+    names, or patterns such as "head.*"."""
 
     def __post_init__(self) -> None:
         problems = [*self._problems()]

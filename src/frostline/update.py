@@ -7,7 +7,11 @@ by single calls, and the norm is worked out where somebody asks for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +20,9 @@ from frostline.rewind import Buffers
 from frostline.scaling import Scaler
 
 Figures = dict[str, Tensor]
+
+BUILT: WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]] = WeakKeyDictionary()
+"""The options of each optimiser's groups as they were given, before a schedule or a step changed one."""
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 
@@ -40,6 +47,7 @@ class Update:
         scaler: Scaler | None = None,
     ) -> None:
         self.optimizer, self.clip, self.scaler = optimizer, clip, scaler
+        BUILT.setdefault(optimizer, [_given(group) for group in optimizer.param_groups])
         self.syncs = 0
         """Times that it waited for the device, to learn whether it may happen."""
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -139,6 +147,17 @@ class Update:
         if not without:  # all have theirs, until another state is loaded or momentum begins
             self._born_in, self._born = state, now
         return any(without)
+
+
+def _given(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's options, in memory of their own: a schedule fills a rate that is a tensor in place."""
+    options = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+    for name, value in options.items():
+        if isinstance(value, Tensor):
+            options[name] = value.detach().clone()
+        elif isinstance(value, list | dict | np.ndarray):
+            options[name] = deepcopy(value)
+    return options
 
 
 def _late(optimizer: torch.optim.Optimizer) -> None:

@@ -644,7 +644,7 @@ def test_a_limit_and_then_none(tmp_path: Path, faults: Any, monkeypatch: pytest.
 
 def test_a_store_that_something_else_made(store: Path, faults: Any, tmp_path: Path) -> None:
     before = faults.files_of(store)
-    with pytest.raises(StoreError, match=r"did not make it. Give --out another folder"):
+    with pytest.raises(StoreError, match=r"did not make it. Give another folder"):
         freeze(one("y", double), store)
     assert faults.files_of(store) == before
     (tmp_path / "mine").mkdir()

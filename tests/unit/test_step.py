@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -260,6 +261,184 @@ def test_a_model_that_cannot_be_compiled_runs_without_and_that_is_said_once(
     strict = Step(net(), loss, adamw(ours), training=Training(compile=True), strict=True)
     with pytest.raises(CompileFailed, match="no such instruction"):
         strict(batch_of(4, 0))
+
+
+def late(error: Exception) -> Any:
+    """A backend whose forward passes work and whose backward passes, compiled when they are run, do not."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    def refuse(graph: Any, inputs: Any) -> Any:
+        raise error
+
+    return aot_autograd(fw_compiler=lambda graph, inputs: graph, bw_compiler=refuse)
+
+
+@pytest.fixture
+def fails_late(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], None]:
+    real = torch.compile
+
+    def patch(error: Exception) -> None:
+        torch.compiler.reset()
+        monkeypatch.setattr(torch, "compile", lambda model: real(model, backend=late(error)))
+
+    return patch
+
+
+class Failed(Exception):
+    """As torch's own are told: by the module they come from."""
+
+    __module__ = "torch._inductor.exc"
+
+
+def test_a_backward_pass_that_cannot_be_compiled_leaves_no_trace(
+    fails_late: Callable[[Exception], None],
+) -> None:
+    """Numbers that dropout drew, statistics and gradients of the first try: as if it had not been."""
+    fails_late(Failed("no such instruction"))
+    ours, theirs, told = net(dropout=0.5, norm=True), net(dropout=0.5, norm=True), list[str]()
+    step = Step(ours, loss, adamw(ours), training=Training(compile=True, microbatch=3), note=told.append)
+    plain = step_of(theirs, microbatch=3)
+    for each in (step, plain):
+        torch.manual_seed(4)
+        for seed in range(3):
+            each(batch_of(6, seed))
+    assert same(ours, theirs)
+    assert len(told) == 1
+    assert told[0] == (
+        "the model cannot be compiled and runs without from now on: Failed: no such instruction"
+    )
+
+
+def test_a_backward_pass_that_cannot_be_compiled_shows_in_a_rehearsal(
+    fails_late: Callable[[Exception], None],
+) -> None:
+    fails_late(Failed("no such instruction"))
+    ours, told = net(dropout=0.5, norm=True), list[str]()
+    before = copy.deepcopy(ours)
+    step = Step(ours, loss, adamw(ours), training=Training(compile=True), note=told.append)
+    state = torch.get_rng_state()
+    for _ in range(2):
+        step.rehearse(batch_of(6, 0))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert same(ours, before)
+    assert all(p.grad is None for p in ours.parameters())
+    assert len(told) == 1
+
+
+def test_a_backward_pass_that_cannot_be_compiled_is_an_error_where_strict(
+    fails_late: Callable[[Exception], None],
+) -> None:
+    fails_late(Failed("no such instruction"))
+    model = net()
+    step = Step(model, loss, adamw(model), training=Training(compile=True), strict=True)
+    with pytest.raises(CompileFailed, match="no such instruction"):
+        step(batch_of(4, 0))
+
+
+def test_another_error_of_a_compiled_backward_pass_is_not_taken_for_its_compilation(
+    fails_late: Callable[[Exception], None],
+) -> None:
+    fails_late(ZeroDivisionError("somebody else's"))
+    model, told = net(), list[str]()
+    step = Step(model, loss, adamw(model), training=Training(compile=True), note=told.append)
+    with pytest.raises(ZeroDivisionError, match="somebody else's"):
+        step(batch_of(4, 0))
+    assert told == []
+
+
+def test_figures_without_gradients_do_without_compilation_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, told = torch.compile, list[str]()
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", lambda model: real(model, backend=refusing))
+    ours, theirs = net(), net()
+    step = Step(ours, loss, adamw(ours), training=Training(compile=True), note=told.append)
+    with torch.no_grad():
+        found, expected = step.figures(batch_of(4, 0)), step_of(theirs).figures(batch_of(4, 0))
+    assert torch.equal(found["loss"], expected["loss"])
+    assert len(told) == 1
+
+
+class Taught(nn.Module):
+    """A student, and a teacher that follows it: by its data, or in place, in every training pass."""
+
+    def __init__(self, by_data: bool) -> None:
+        super().__init__()
+        self.by_data, self.student = by_data, nn.Linear(5, 1)
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for mine, other in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                if self.by_data:
+                    mine.data = mine.data.lerp(other.data, 0.25)
+                else:
+                    mine.lerp_(other, 0.25)
+            target = self.teacher(x)
+        out: Tensor = self.student(x) - 0.5 * target
+        return out
+
+
+def taught(by_data: bool, unused: Sequence[str] = ("teacher.*",), **options: Any) -> tuple[Taught, Step]:
+    torch.manual_seed(0)
+    model = Taught(by_data)
+    optimizer = torch.optim.AdamW(model.student.parameters(), 1e-2)
+    settings = {"training": Training(unused=tuple(unused)), "note": lambda text: None} | options
+    return model, Step(model, settings.pop("loss", loss), optimizer, **settings)
+
+
+@pytest.mark.parametrize("by_data", [False, True], ids=["in place", "data"])
+def test_a_teacher_that_follows_is_put_back_by_a_rehearsal_and_by_a_step_that_is_tried_again(
+    by_data: bool,
+) -> None:
+    (ours, step), (theirs, plain) = taught(by_data), taught(by_data)
+    for seed in range(3):
+        for _ in range(2):
+            step.rehearse(batch_of(6, seed))
+        step(batch_of(6, seed))
+        plain(batch_of(6, seed))
+    assert same(ours, theirs)
+    assert not torch.equal(ours.teacher.weight, taught(by_data)[0].teacher.weight)
+    ours, step = taught(by_data, loss=limited(3))
+    theirs, plain = taught(by_data, training=Training(unused=("teacher.*",), microbatch=3))
+    for seed in range(2):
+        step(batch_of(6, seed))
+        plain(batch_of(6, seed))
+    assert step.microbatch == 3
+    assert same(ours, theirs)
+
+
+def test_a_teacher_does_not_follow_in_a_step_that_is_skipped() -> None:
+    model, step = taught(False)
+    for seed in range(2):  # in the first, it is the student that it follows
+        step(batch_of(6, seed))
+    before, poisoned = copy.deepcopy(model), batch_of(6, 2)
+    poisoned["x"][2] = float("nan")
+    assert float(step(poisoned)["bad"]) == 1
+    assert same(model, before)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.ones(3), r"- 'odd' has shape \[3\]"),
+        (torch.ones(0), r"- 'odd' has shape \[0\]"),
+        ("abc", "- 'odd' is str: 'abc'"),
+        ("1.5", "- 'odd' is str: '1.5'"),
+        (None, "- 'odd' is NoneType: None"),
+        ([1.0, 2.0], r"- 'odd' is list: \[1.0, 2.0\]"),
+    ],
+)
+def test_a_figure_that_is_not_one_number_is_named(value: Any, message: str) -> None:
+    model = net()
+    step = Step(model, lambda m, b: loss(m, b) | {"odd": value}, adamw(model), training=Training())
+    with pytest.raises(UsageError, match=rf"expected one number each(.|\n)*{message}$"):
+        step(batch_of(4, 0))
+
+
+def test_figures_may_be_numbers_of_every_kind() -> None:
+    model, more = net(), {"a": 2, "b": 0.5, "c": True, "d": torch.ones(1, 1), "e": np.float32(0.25)}
+    figures = Step(model, lambda m, b: loss(m, b) | more, adamw(model), training=Training())(batch_of(4, 0))
+    assert [float(figures[name]) for name in more] == [2, 0.5, 1, 1, 0.25]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import typer
 
 from frostline.cli.freeze import STOPPED
 from frostline.cli.graph import OverridesArgument, TargetArgument
-from frostline.cli.train import DeviceOption, LiveOption, StoreOption, again_without_resume, plain
+from frostline.cli.train import DeviceOption, LiveOption, StoreOption, again_without_resume
 
 if TYPE_CHECKING:
     from frostline.experiment import Result
@@ -59,7 +59,7 @@ def run(
     try:
         result = run_experiment(
             resolved.workload, out=out, resume=resume, store=store, live=live, device=device, seed=seed,
-            max_hours=max_hours, parameters={name: plain(value) for name, value in resolved.given.items()},
+            max_hours=max_hours, parameters=resolved.values,
         )  # fmt: skip
     except FreezePaused as e:
         typer.echo(f"{e} Run the same again to go on: {again}")

@@ -84,7 +84,7 @@ def train(
     torchrun --nproc-per-node 2 -m frostline train my_work.py --epochs 10
     """
     from frostline.errors import FreezePaused
-    from frostline.target import resolve
+    from frostline.target import resolve, written
     from frostline.trainer.run import train as train_workload
 
     resolved = resolve(target, overrides or [])
@@ -98,7 +98,7 @@ def train(
             resolved.workload, steps=steps, epochs=epochs, max_hours=max_hours, schedule_hours=schedule_hours,
             resume=resume, init_from=init_from, out=out, store=store, live=live, max_bad=max_bad,
             device=device, training=settings, strict=strict, tensorboard=tensorboard, wandb=wandb or False,
-            parameters={name: plain(value) for name, value in resolved.given.items()},
+            target=written(target), parameters=resolved.values,
         )  # fmt: skip
     except FreezePaused as e:
         typer.echo(f"{e} Run the same again to go on: {again}")
@@ -108,8 +108,9 @@ def train(
         raise
     if int(os.environ.get("RANK", "0")):
         return
-    figures = {**result.figures, **result.evaluation}
-    told = ", ".join(f"{n} {v:.4g}" for n, v in figures.items() if n in ("loss", *result.evaluation))
+    told = ", ".join(f"{n} {v:.4g}" for n, v in result.figures.items() if n == "loss")
+    if result.evaluation:
+        told += " (held out: " + ", ".join(f"{n} {v:.4g}" for n, v in result.evaluation.items()) + ")"
     if result.stopped is not None:
         typer.echo(f"stopped ({result.stopped}) at step {result.step:,}: {told}; {result.folder}")
         typer.echo(f"Run the same again to go on: {again}")
@@ -140,15 +141,23 @@ def evaluate(
 ) -> None:
     """The figures of a checkpoint's model on samples that it was not trained on.
 
+    Parameters are those the run was started with, unless others are given.
+
     \b
     frostline evaluate my_work.py --checkpoint runs/my_work/2026-11-15T12-00-00
     frostline evaluate my_work.py --checkpoint runs/mine/checkpoints/best --split val
     """
-    from frostline.target import resolve
+    from frostline.target import find, resolve
+    from frostline.trainer.folder import config_of
     from frostline.trainer.run import evaluate as evaluate_workload
 
-    resolved = resolve(target, overrides or [])
-    place = checkpoint or _newest(resolved.workload.name)
+    place = checkpoint or _newest(find(target)[0])
+    before = (config_of(place) or {}).get("parameters", {})
+    resolved = resolve(target, overrides or [], before)
+    usual = {p.name: p.default for p in resolved.parameters}
+    told = [f"{name}={value}" for name, value in before.items() if usual.get(name, value) != value]
+    if told:
+        typer.echo(f"as the run was started: {' '.join(told)}", err=True)
     figures = evaluate_workload(
         resolved.workload, place, split=split, store=store, live=live, device=device,
         training={"precision": precision},
@@ -176,8 +185,6 @@ def again_without_resume(arguments: list[str]) -> str:
     for i, word in enumerate(arguments):
         if not word.startswith("--resume") and (not i or arguments[i - 1] != "--resume"):
             kept.append(word)
-    return shlex.join(["frostline", *kept])
-
-
-def plain(value: object) -> object:
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    torchrun = [] if ranks == "1" else ["torchrun", "--nproc-per-node", ranks, "-m"]
+    return shlex.join([*torchrun, "frostline", *kept])

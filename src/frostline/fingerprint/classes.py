@@ -68,7 +68,8 @@ def _member(value: object, walk: Walk, full: str) -> Tree:
             others = [getattr(value, other, None) for other in ("fset", "fdel")]
             parts = [part for part in (getattr(value, name), *others) if part is not None]
             return [type(value).__name__, *(walk.value(part, full) for part in parts)]
-    tree = walk.value(value, full)
+    # names of a named tuple's fields are never files, whatever lies in the working directory
+    tree = [*value] if full.endswith("._fields") and isinstance(value, tuple) else walk.value(value, full)
     if not isinstance(value, FunctionType | type):
         walk.values[full] = digest(tree)[:12]
     return tree

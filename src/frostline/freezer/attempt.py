@@ -17,7 +17,7 @@ from frostline.execution.columns import Column
 from frostline.freezer import choice, schema
 from frostline.freezer.child import Child, close_all
 from frostline.freezer.forecast import Forecast, Probe, forecast, none_worked, probe
-from frostline.freezer.inputs import PREFIX, Inputs
+from frostline.freezer.inputs import Inputs
 from frostline.freezer.options import Options
 from frostline.freezer.plan import UNREADABLE, Plan, Wanted, chosen_codecs, chosen_cut, make_plan
 from frostline.freezer.progress import Reporter
@@ -89,6 +89,8 @@ class Attempt:
     def run(self) -> Outcome:
         began = time.monotonic()
         self.plan = make_plan(self.wanted, self.root, self.chunks, self.reporter.looked)
+        if self.options.keep:
+            self.plan.refuse_losses()
         self.budget.failed = self.plan.quarantined  # those of earlier runs count, or a kill would change it
         self.reporter.end()
         for sentence in self.plan.said():
@@ -206,20 +208,18 @@ class Attempt:
             block = self.probed.block
             fresh = schema.fields_of(self.pipeline, new, block.keys, block.columns)
             codecs = {n: c for n, c in self.wanted.codecs.items() if n == "*" or n in fresh}
-            found |= schema.with_marks(fresh, codecs, plan.marks)
-        return {**{n: found[n] for n in plan.fields if n in found}, plan.text_field: self._text_spec()}
-
-    def _text_spec(self) -> Field:
-        """The texts' field; it also keeps what the first samples looked like, for later runs."""
-        spec = self.inputs.field
-        return replace(spec, provenance={**spec.provenance, "kinds": self._kinds()})
+            for name, spec in schema.with_marks(fresh, codecs, plan.marks).items():
+                found[name] = replace(spec, provenance={**spec.provenance, "kinds": self._kinds()})
+        return {**{n: found[n] for n in plan.fields if n in found}, plan.text_field: self.inputs.field}
 
     def _kinds(self) -> dict[str, str]:
-        """The shapes to keep to: those of the run that began the store, so that a kill changes nothing."""
-        held = Store.open(self.root).fields if self.plan.exists else {}
-        kept = [spec.provenance.get("kinds") for n, spec in held.items() if n.startswith(PREFIX)]
-        seen = self.probed.kinds if self.probed else {}
-        return {**seen, **next((kinds for kinds in kept if kinds), {})}
+        """The shapes to keep to: those that a field which is up to date was begun with, so that a kill
+        changes nothing; of what is computed otherwise now, those of the first samples."""
+        kinds = dict(self.probed.kinds) if self.probed else {}
+        for name, spec in self.plan.held.items():
+            read = {n for stage in self.pipeline.needed([name]) for n in stage.reads}
+            kinds |= {n: kind for n, kind in spec.provenance.get("kinds", {}).items() if n in read}
+        return kinds
 
     def _forecast(self) -> Forecast:
         plan, samples = self.plan, len(self.plan.new) + self.plan.waiting

@@ -27,6 +27,8 @@ class Options:
     precision: Precision | None = None
     compile: bool = False
     dry_run: bool = False
+    keep: bool = False
+    """Refuse where rows or fields of the store would go: who trains or looks did not ask for that."""
 
     def check(self) -> None:
         problems = []

@@ -140,6 +140,19 @@ class Plan:
         todo = (self.gone, self.changed, self.retired, self.extended, self.new, self.old_texts)
         return self.exists and not any(todo)
 
+    def refuse_losses(self) -> None:
+        """Nothing that the store holds goes. Fields that no stage writes here are left alone, where the store
+        needs no new row, which would have to have them."""
+        if not self.new:
+            self.retired = {n: why for n, why in self.retired.items() if n in self.marks}
+        if self.gone or self.changed or self.retired:
+            raise UsageError(
+                f"The store at {self.root} was made from other samples, or otherwise, and is left as it is. "
+                "Give this call a store of its own (--store DIR), or none (--live). Or freeze again, which "
+                "makes it fit:",
+                problems=self.said(),
+            )
+
     def said(self) -> list[str]:
         """The plan in sentences, for a person."""
         out = []
@@ -221,7 +234,7 @@ def _opened(root: Path) -> Store | None:
     if not any(name.startswith(PREFIX) for name in store.fields):
         raise StoreError(
             f"The store at {root} holds {', '.join(store.fields)} but not what its rows were computed from: "
-            f"`frostline freeze` did not make it. Give --out another folder."
+            "`frostline freeze` did not make it. Give another folder (freeze: --out, the others: --store)."
         )
     return store
 

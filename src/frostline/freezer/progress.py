@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from typing import TextIO
 
 from frostline.freezer.stream import Stats
 from frostline.wording import duration, size
+
+log = logging.getLogger("frostline")
 
 _EVERY_S = {True: 0.2, False: 10.0}
 """Seconds between two lines, on a terminal and elsewhere."""
@@ -29,7 +32,7 @@ class Reporter:
         """A sentence of its own."""
         if not self._quiet:
             self._clear()
-            print(text, file=self._out, flush=True)
+            self._write(text + "\n")
 
     def looked(self, done: int, total: int) -> None:
         self._line("looking at the inputs", done, total, None)
@@ -51,10 +54,10 @@ class Reporter:
         self._said = now
         text = self._text(what, done, total, stats, now - self._began)
         if self._terminal:
-            print(f"\r\x1b[2K{text}", end="", file=self._out, flush=True)
+            self._write(f"\r\x1b[2K{text}")
             self._open = True
         else:
-            print(text, file=self._out, flush=True)
+            self._write(text + "\n")
 
     def _text(self, what: str, done: int, total: int, stats: Stats | None, took: float) -> str:
         rate = (done - self._begun_with) / max(took, 1e-9)
@@ -71,5 +74,15 @@ class Reporter:
 
     def _clear(self) -> None:
         if self._open:
-            print("\r\x1b[2K", end="", file=self._out, flush=True)
+            self._write("\r\x1b[2K")
             self._open = False
+
+    def _write(self, text: str) -> None:
+        if self._quiet:
+            return
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except (OSError, ValueError) as e:  # ValueError: it was closed
+            self._quiet = True
+            log.warning("Progress is no longer shown, the output is gone (%s). Freezing goes on.", e)

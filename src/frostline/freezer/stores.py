@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from frostline.errors import FreezePaused, NotFrozen, UsageError
@@ -26,7 +27,8 @@ def places_of(workload: Workload, store: str | os.PathLike[str] | None, *, asked
 
 
 def complete(workload: Workload, places: Mapping[str, Path], options: Options, *, quiet: bool) -> None:
-    """Freeze what is not in them yet."""
+    """Freeze what is not in them yet. What does not fit is refused: only a freeze by itself deletes."""
+    options = replace(options, keep=True)
     for name, pipeline in workload.pipelines.items():
         try:
             outcome = run(pipeline, places[name], options, Reporter(quiet=quiet))

@@ -78,7 +78,16 @@ def training_batch(pipeline: Pipeline, block: Block, device: torch.device) -> Ba
         columns |= _random(stage, block.keys, seen, device)
         picked |= _picked(pipeline, block.keys, {n: columns[n] for n in stage.writes})
     final = columns | picked
-    return Batch({n: collated(final[n], device) for n in pipeline.outputs if n in final}, block.keys)
+    ragged = {n for n in final if n not in picked and _is_ragged(pipeline, n)}
+    fields = {n: collated(final[n], device, ragged=n in ragged) for n in pipeline.outputs if n in final}
+    return Batch(fields, block.keys)
+
+
+def _is_ragged(pipeline: Pipeline, field: str) -> bool:
+    """Declared so: these few rows may all have one length."""
+    writer = pipeline.writer_of(field)
+    spec = writer.fields.get(field) if writer is not None else None
+    return spec is not None and spec.ragged
 
 
 def _after(pipeline: Pipeline, stage: Stage, field: str) -> bool:
@@ -112,14 +121,14 @@ def _random(
     return {name: [row[name] for row in rows] for name in stage.writes}
 
 
-def collated(column: Column, device: torch.device) -> Any:
+def collated(column: Column, device: torch.device, *, ragged: bool = False) -> Any:
     """A column as a feed delivers it: one tensor, a Ragged, or a list."""
     if not isinstance(column, Tensor) and not stackable(column):
         return column
     rows = [torch.as_tensor(as_value(row)).to(device) for row in column]
     # inference tensors cannot take part in training: a copy made out here can
     rows = [row.clone() for row in rows]
-    if len({row.shape for row in rows}) == 1:
+    if len({row.shape for row in rows}) == 1 and not ragged:
         return torch.stack(rows)
     if len({row.shape[1:] for row in rows}) > 1:
         return rows

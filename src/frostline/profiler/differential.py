@@ -76,7 +76,7 @@ def differences(step: Step, supply: Supply, files: Sequence[Path] | None, step_m
         if cold is not None and cold.possible:
             sources["cold"] = partial(_cold, real, cold)
         found = _measured(step, sources, length, step_ms)
-    said = _said(kept, part, live=files is None)
+    said = _said(kept, part, live=files is None, within=length.within)
     stalls = {"real": _stall(found, "real", "replayed"), "cold": _stall(found, "cold", "real")}
     trials = [_trial(name, times, said[name], stalls.get(name)) for name, times in found.items()]
     notes = [*_sentences(stalls, found), *_pace(found["real"], step_ms, length), *notes]
@@ -321,13 +321,15 @@ def _trial(name: str, times: Sequence[float], note: str, stall: _Stall | None) -
     return Trial(name, statistics.fmean(times), *of_rounds(times), note)
 
 
-def _said(kept: Batch, part: Batch | None, *, live: bool) -> dict[str, str]:
+def _said(kept: Batch, part: Batch | None, *, live: bool, within: bool) -> dict[str, str]:
+    whole = "" if within else "; short epochs, each with its beginning"
     return {
         "compute": "one batch that lies on the device",
         "half": f"{part.n_rows if part is not None else 0} of its {kept.n_rows} rows",
         "replayed": f"{_KEPT} prepared batches again and again; copies and stages on the device run",
-        "real": "computed from the source" if live else "read from the store, out of the page cache",
-        "cold": "read from the store, after the page cache let go of it",
+        "real": ("computed from the source" if live else "read from the store, out of the page cache")
+        + whole,
+        "cold": f"read from the store, after the page cache let go of it{whole}",
     }
 
 

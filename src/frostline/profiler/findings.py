@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from frostline.profiler.verdict import Seen, often_called, prefix_known, shares, storable
+from frostline.profiler.verdict import (
+    STARTS,
+    Seen,
+    begins,
+    hidden,
+    often_called,
+    prefix_known,
+    shares,
+    storable,
+)
 from frostline.results import Finding, Repeat
 from frostline.wording import size
 
@@ -16,16 +25,28 @@ def findings(seen: Seen, repeats: Sequence[Repeat]) -> tuple[Finding, ...]:
     if not seen.step:
         return ()
     found = [
-        *_loaders(seen), *_often(seen), *_frozen(seen), *_repeated(seen, repeats), *_compiled(seen),
-        *_waits(seen), *_copied(seen), *_disturbed(seen), *_between(seen),
+        *_starting(seen), *_loaders(seen), *_often(seen), *_frozen(seen), *_repeated(seen, repeats),
+        *_compiled(seen), *_waits(seen), *_copied(seen), *_disturbed(seen), *_between(seen),
     ]  # fmt: skip
     return tuple(found)
+
+
+def _starting(seen: Seen) -> list[Finding]:
+    if seen.start is None or seen.epoch is None or seen.starting < STARTS:
+        return []
+    text = f"{begins(seen)}, {seen.starting:.0%}"
+    if seen.start.anew:
+        text += "; its workers end with each epoch, and others are started"
+    title = f"the loader of {seen.start.dataset} is slow to begin an epoch"
+    return [Finding("loader", title, f"{text}.", 1000 * seen.start.seconds / seen.epoch.steps)]
 
 
 def _loaders(seen: Seen) -> list[Finding]:
     found = []
     if shares(seen)["input"] < _MUCH:
         return []
+    if seen.wait_ms < _MUCH * seen.step and hidden(seen):
+        return _hidden(seen)
     for loader in seen.loaders:
         if loader.wait_ms < _MUCH * seen.step:
             continue
@@ -43,6 +64,20 @@ def _loaders(seen: Seen) -> list[Finding]:
     return found
 
 
+def _hidden(seen: Seen) -> list[Finding]:
+    replayed = seen.trial("replayed")
+    if replayed is None or not seen.loaders:
+        return []
+    loader = max(seen.loaders, key=lambda loader: loader.calls)
+    text = (
+        f"A thread of the script's own waits for it, and the step for that one: {seen.beside_ms:.1f} ms, and "
+        f"{replayed.ms:.1f} with batches that are there already"
+    )
+    if loader.prepare_ms is not None:
+        text += f"; one batch takes {loader.prepare_ms:.1f} ms to prepare"
+    return [Finding("loader", f"{loader.name} cannot keep up", f"{text}.", seen.beside_ms - replayed.ms)]
+
+
 def _often(seen: Seen) -> list[Finding]:
     found = []
     for module in often_called(seen):
@@ -50,11 +85,15 @@ def _often(seen: Seen) -> list[Finding]:
         rows = f"batch {module.rows[0]}" if module.rows else "unknown batch"
         if module.rows == (1,):
             title = f"{module.name} is called {module.calls:g} times a step, one row each"
-            text = f"One call with {module.calls:g} rows would do; these take {share:.0%} of the step."
+            text = (
+                f"One call with {module.calls:g} rows would do, if none needs what another gave; these take "
+                f"{share:.0%} of the step."
+            )
             found.append(Finding("batch", title, text, module.ms))
         else:
             title = f"{module.name} is called {module.calls:g} times a step"
             text = f"Each with {rows}; forward alone takes {share:.0%} of the step. Do all of them differ?"
+            text += " Or does each need what the last one gave?"
             found.append(Finding("calls", title, text, module.ms))
     return found
 
@@ -149,7 +188,7 @@ def _between(seen: Seen) -> list[Finding]:
 def _disturbed(seen: Seen) -> list[Finding]:
     """A loader that is no longer waited for also leaves its cores to the step."""
     replayed = seen.trial("replayed")
-    if replayed is None or seen.on_gpu or seen.wait_ms >= _MUCH * seen.step:
+    if replayed is None or seen.on_gpu or seen.wait_ms >= _MUCH * seen.step or hidden(seen):
         return []
     if seen.step < 1.15 * replayed.ms or not any(loader.workers for loader in seen.loaders):
         return []

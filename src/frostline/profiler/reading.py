@@ -65,13 +65,15 @@ def profile_of(
         items_again=max((x["repeats"] / x["items"] for x in raw["loaders"] if x["items"]), default=0.0),
         training=not raw["boundary"].startswith("call of"),
         alone=not trials and not any(loader.workers for loader in loaders),
+        aside=bool((steps.main_loader(raw) or {}).get("aside")),
+        epoch=steps.epoch(raw, wall) if wall else None, start=steps.start(raw),
     )  # fmt: skip
     again = repeats.repeats(raw, spans, prepared, out)
     return Profile(
         command=command, boundary=raw["boundary"], wall=wall or Steps(0.0, 0.0, 0.0, 0),
         attributed=_without(steps.timed(raw, "B"), spans), rows=rows, machine=machine,
         verdict=verdict.verdict(seen),
-        samples=steps.a_step(raw, "rows") or None, epoch=steps.epoch(raw, wall) if wall else None,
+        samples=steps.a_step(raw, "rows") or None, epoch=seen.epoch,
         warmup=raw["warmup"], cost=steps.cost(raw), remedies=verdict.remedies(seen),
         findings=findings.findings(seen, again), modules=tuple(seen.modules), repeats=again,
         syncs=tuple(seen.syncs), copies=tuple(seen.copies), loaders=loaders, idle=idle, trials=tuple(found),

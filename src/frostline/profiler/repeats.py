@@ -48,7 +48,8 @@ def _modules(raw: Raw, spans: Spans, disk: Disk) -> list[Repeat]:
         rows = held["rows"] / max(1, held["looked"]) * module["calls"] / max(1, module["steps"])
         samples = _samples(raw)
         epochs = _pays(ms / rows / 1000, size, disk) if rows and samples else None
-        stored = size * _rows_a_sample(raw, rows) * samples if size and samples else None
+        results = _distinct(raw, held["rows"] - held["repeats"], held["rows"], _rows_a_sample(raw, rows))
+        stored = size * results or None
         note = "" if exact else f"looked at {held['looked']} of {held['calls']} calls"
         what = f"module {name}"
         found.append(Repeat(what, held["rows"], held["repeats"], ms * share, exact, epochs, note, stored))
@@ -60,6 +61,21 @@ def _rows_a_sample(raw: Raw, rows: float) -> int:
     batches that were tried count too."""
     samples = a_step(raw, "rows", ("A", "B"))
     return max(1, round(rows / samples)) if samples else 1
+
+
+def _distinct(raw: Raw, distinct: float, seen: float, a_sample: float) -> float:
+    """Different results of the whole data set; 0: unknown. Those that were seen, for the share of its samples
+    that was: as many more come with the others at most, and none where all of them were.
+
+    a_sample: results that each sample needs, of which some may be the same.
+    """
+    loader = main_loader(raw)
+    if loader is None or not loader["samples"]:
+        return 0.0
+    most: float = a_sample * loader["samples"]
+    known = loader["items"] - loader["repeats"]
+    left = loader["samples"] / known if known else most / max(1.0, seen)
+    return min(most, distinct * max(1.0, left))
 
 
 def _samples(raw: Raw) -> int | None:
@@ -119,7 +135,7 @@ def _decodes(raw: Raw, prepared: Sequence[Mapping[str, Any]], disk: Disk) -> lis
         note = f"{unknown} more whose input could not be told" if unknown else ""
         compute, size = _typical(each)
         epochs = _pays(compute, size, disk)
-        stored = size * _a_sample(raw, prepared, what) * (_samples(raw) or 0) or None
+        stored = size * _decoded(raw, prepared, what) or None
         ms = 1000 * spent[what]
         found.append(Repeat(f"decode {what}", seen, again, ms, not unknown, epochs, note, stored))
     return found
@@ -145,14 +161,16 @@ def _typical(each: Sequence[tuple[str, float, int]]) -> tuple[float, float]:
     return statistics.fmean(s for s, _ in known), statistics.fmean(b for _, b in known)
 
 
-def _a_sample(raw: Raw, prepared: Sequence[Mapping[str, Any]], what: str) -> float:
-    """Decodes of `what` for a sample of the main loader; 0: unknown. Other loaders' are left out, the
-    script's own are not: it decodes what the main loader gave it."""
+def _decoded(raw: Raw, prepared: Sequence[Mapping[str, Any]], what: str) -> float:
+    """Different results of `what` for all samples of the main loader; 0: unknown. Other loaders' are left
+    out, the script's own are not: it decodes what the main loader gave it."""
     main = main_loader(raw)
     others = {loader["dataset"] for loader in raw["loaders"]} - {main["dataset"] if main else None}
     lines = [line for line in prepared if line["dataset"] not in others]
     samples = sum(line["n"] for line in lines)
-    return sum(d[0] == what for line in lines for d in line["decodes"]) / samples if samples else 0.0
+    keys = [decode[1] for line in lines for decode in line["decodes"] if decode[0] == what]
+    distinct = len({key for key in keys if key}) + keys.count("")
+    return _distinct(raw, distinct, len(keys), len(keys) / samples) if samples else 0.0
 
 
 def _items(raw: Raw) -> list[Repeat]:
@@ -161,6 +179,8 @@ def _items(raw: Raw) -> list[Repeat]:
         if loader["items"]:
             size = loader["samples"]
             note = f"a data set of {size:,}: from the second epoch on, every item" if size else ""
+            if loader.get("anew"):
+                note = f"{loader['anew'] + 1} data sets, one after the other: each counted by itself"
             found.append(
                 Repeat(
                     f"items of {loader['dataset']}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import shutil
 import sys
@@ -22,10 +23,13 @@ def profile_script(command: Sequence[str], settings: Settings, out: Path) -> tup
     if not ran.processes:
         raise ProfileFailed(_why_not(ran))
     found = read(ran, out)
+    ended = ran.processes[0]["ended"]
+    if ran.status and ended == "kept going":
+        told = f"the script failed after all steps were seen, with status {ran.status}"
+        found = dataclasses.replace(found, notes=(*found.notes, told))
     mine = f"trace-{ran.processes[0]['pid']}.json"
     keep(found, out, [path for path in ran.traces if path.name == mine])
-    stopped = ran.processes[0]["ended"] in ("stopped", "kept going")
-    return found, 1 if ran.status and not stopped else 0
+    return found, 1 if ran.status and ended != "stopped" else 0
 
 
 def keep(profile: Profile, out: Path, traces: Sequence[Path] = ()) -> None:
@@ -50,7 +54,8 @@ def _why_not(ran: Ran) -> str:
         return (
             f"{told}: torch was never imported.{end}{other} What can be profiled is a training with PyTorch."
         )
+    seen = "written down before it was killed" if ran.status < 0 else "taken"
     return (
-        f"{told}: torch was imported, but no step was taken.{end} A step ends with optimizer.step() or, in a "
-        f"loop without one, with the outermost module's call; a few of them are needed."
+        f"{told}: torch was imported, but no step was {seen}.{end} A step ends with optimizer.step() or, in "
+        f"a loop without one, with the outermost module's call; a few of them are needed."
     )

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from frostline.profiler.intervals import of_rounds, of_steps
 from frostline.results import Cost, Epoch, Steps, Trial
 
 _FAR = 3.0
+_SLOWED = ("look", "trace", "replay", "compute", "half")
+"""Phases whose epochs do not begin as those of the script do."""
 
 Raw = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the main loader takes to begin an epoch, over waiting for any other batch."""
+
+    seconds: float
+    dataset: str
+    anew: bool = False
+    """Its workers end with each epoch, others are started."""
 
 
 def usual(raw: Raw) -> float:
@@ -31,11 +44,36 @@ def kept(block: Raw, limit: float) -> list[int]:
 
 
 def between(raw: Raw) -> list[float]:
-    """Seconds of the steps that stand between epochs, over a usual one."""
+    """Seconds over a usual step that stand between epochs, of each time that one followed another."""
+    if begun := _begun(raw):
+        return [pause for pause, _ in begun]
     limit = far(raw)
     blocks = [b for b in raw["blocks"] if b["phase"] in ("A", "B", "bare")]
     found = [(b, i) for b in blocks for i in range(len(b["times"])) if i not in kept(b, limit)]
     return [b["times"][i] - usual(raw) for b, i in found]
+
+
+def _begun(raw: Raw) -> list[tuple[float, float]]:
+    """(seconds between two epochs, seconds of these that the loader took), over a usual wait. None of either
+    where the step is no longer for it: pass A has that."""
+    loader = main_loader(raw) or {}
+    slowed = [(b["start"], b["end"]) for b in raw["blocks"] if b["phase"] in _SLOWED and "end" in b]
+    wait, least = a_step(raw, "waits", ("A", "B")) or 0.0, far(raw) - usual(raw)
+    found = []
+    for at, pause, start in loader.get("starts", ()):
+        if not any(first <= at <= last for first, last in slowed):
+            seen = pause - wait > least
+            found.append((pause - wait, max(0.0, start - wait)) if seen else (0.0, 0.0))
+    return found
+
+
+def start(raw: Raw) -> Start | None:
+    """None: it is not known, or takes no longer than a step."""
+    loader, found = main_loader(raw), _begun(raw)
+    if loader is None or not any(seconds for _, seconds in found):
+        return None
+    anew = bool(loader["workers"]) and not loader["persistent"]
+    return Start(statistics.fmean(seconds for _, seconds in found), loader["dataset"], anew)
 
 
 def timed(raw: Raw, phase: str) -> Steps | None:

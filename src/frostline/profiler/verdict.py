@@ -10,8 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from frostline.profiler.steps import Start
 from frostline.results import (
     Copies,
+    Epoch,
     Idle,
     Loader,
     Machine,
@@ -29,6 +31,8 @@ FEWEST = 6
 _BOUND = 0.25
 """A share of the step that makes it bound by something."""
 _ALSO = 0.2
+STARTS = 0.1
+"""A share of an epoch's time, before its first batch, that is told."""
 _FLAT = 0.9
 """Half the batch takes so much of the whole one's time: what a step takes does not come from the batch."""
 _SMALL_MS = 0.03
@@ -65,6 +69,11 @@ class Seen:
     """The share of a data set's items that had been asked for before."""
     alone: bool = False
     """A script whose loaders have no workers: batches are prepared while everything else stands still."""
+    aside: bool = False
+    """A thread of the script's own reads from the loader: the step waits for that one, not for the loader."""
+    epoch: Epoch | None = None
+    start: Start | None = None
+    """What the loader takes to begin an epoch; pass A's steps are without it."""
     training: bool = True
     """Epochs follow each other; a loop of calls may see each input once."""
     lines: Sequence[tuple[str, float]] = ()
@@ -86,10 +95,30 @@ class Seen:
         return sum(row.ms for row in self.rows) or self.step
 
     @property
-    def beside_ms(self) -> float:
-        """The step with real data that trials are compared with; in turns with them, where it was so."""
+    def beside(self) -> Trial | Steps | None:
+        """The step with real data that trials are compared with; in turns with them, where it was so. Not
+        where turns are no steps of pass A: in a workload's epochs begin too, which may take long; and a
+        thread that reads ahead hands out what was replayed in the next turn as well."""
         real = self.trial("real")
-        return real.ms if real is not None else self.step
+        other = self.aside or (self.start is not None and not self.alone)
+        return self.wall if real is None or other else real
+
+    @property
+    def beside_ms(self) -> float:
+        return self.beside.ms if self.beside is not None else 0.0
+
+    @property
+    def starting(self) -> float:
+        """The share of an epoch's time that the loader takes to begin it."""
+        known = self.start is not None and self.epoch is not None and self.epoch.seconds > 0
+        return self.start.seconds / self.epoch.seconds if known else 0.0  # type: ignore[union-attr]
+
+    @property
+    def stepping(self) -> float:
+        """The share of an epoch's time that its steps take."""
+        if self.epoch is None or not self.epoch.seconds:
+            return 1.0
+        return max(0.0, 1 - self.epoch.between_s / self.epoch.seconds)
 
     def idle_ms(self, *causes: str) -> float:
         return sum(idle.ms for idle in self.idle if idle.cause in causes)
@@ -108,10 +137,12 @@ def shares(seen: Seen) -> dict[str, float]:
     lost = 1 - replayed.ms / seen.beside_ms if replayed is not None else waits
     felt = waits >= 0.05
     real = seen.trial("real")
-    if seen.alone and real is None:
+    if hidden(seen):
+        felt = True
+    elif seen.alone and real is None:
         lost = min(lost, waits)  # not in turns: the machine's own pace may have changed since
-    elif not seen.alone and real is not None and replayed is not None:
-        felt = real.low > replayed.high  # in turns: also what is waited for when an epoch begins
+    elif not seen.alone and real is not None and replayed is not None and seen.beside is not None:
+        felt = seen.beside.low > replayed.high  # in turns
     found = {"input": max(0.0, lost) if felt else 0.0}
     if seen.on_gpu:
         found["transfer"] = (seen.exposed_copy_ms + seen.idle_ms("copy")) / seen.step
@@ -121,6 +152,17 @@ def shares(seen: Seen) -> dict[str, float]:
     if lost_in_all > 1:  # measured in different ways: together they are never more than the step
         found = {kind: share / lost_in_all for kind, share in found.items()}
     return found | {"compute": min(seen.machine.busy or 0.0, max(0.0, 1 - lost_in_all))}
+
+
+def hidden(seen: Seen) -> bool:
+    """Whether data hold the step up though it is not seen to wait for a loader: a thread of the script's own
+    does, and the step waits for that one. Then the trial says it, and the step has nothing else to do."""
+    replayed, beside = seen.trial("replayed"), seen.beside
+    if replayed is None or beside is None or not seen.aside:
+        return False
+    lost = 1 - replayed.ms / beside.ms
+    spare = 1 - (seen.machine.busy or 0.0)
+    return lost >= _BOUND and replayed.high < beside.low and spare >= lost / 2
 
 
 def flat(seen: Seen) -> bool:
@@ -143,6 +185,10 @@ def verdict(seen: Seen) -> Verdict:
         return Verdict("unclear", "The script ended before it was seen where a step's time goes.")
     found = shares(seen)
     evidence = [f"{_NAMED[kind]}: {share:.0%} of the step" for kind, share in found.items() if share >= 0.01]
+    if found["input"] and hidden(seen):
+        evidence.append(f"{_replayed(seen)}; a thread of the script's own waits for the loader")
+    if seen.starting >= STARTS:
+        evidence.insert(0, begins(seen))
     if seen.retries >= 0.1 or seen.swapped >= 20:
         what = (
             f"the allocator emptied its cache {seen.retries:.1f} times a step"
@@ -150,6 +196,9 @@ def verdict(seen: Seen) -> Verdict:
             else f"{seen.swapped:.0f} pages a step were read back from swap"
         )
         return Verdict("memory-thrashing", f"Memory is short: {what}.", (what, *evidence))
+    slow = _slow_epochs(seen, found)
+    if slow:
+        return Verdict("input-bound", slow, tuple(evidence))
     if flat(seen) and found["input"] < _ALSO:
         half, whole = seen.trial("half"), seen.trial("compute") or seen.trial("replayed")
         assert half is not None and whole is not None  # noqa: S101, PT018 -- flat() says so
@@ -166,7 +215,9 @@ def verdict(seen: Seen) -> Verdict:
         told = " and ".join(_NAMED[kind] for kind in strong)
         return Verdict("mixed", f"More than one thing holds the step up: {told}.", tuple(evidence))
     if found["compute"] >= 0.5:
-        return Verdict("compute-bound", _SAID["compute"].format(share=found["compute"]), tuple(evidence))
+        told = _SAID["compute"].format(share=found["compute"])
+        told += " Epochs begin slowly." if seen.starting >= STARTS else _NOTHING
+        return Verdict("compute-bound", told, tuple(evidence))
     other = seen.row("other") / max(1e-9, sum(row.ms for row in seen.rows))
     return Verdict(
         "mixed",
@@ -184,8 +235,43 @@ _SAID = {
     "transfer": "Copies to the device that nothing else runs beside take {share:.0%} of the step.",
     "sync": "The device runs dry because the host waits for it: {share:.0%} of the step.",
     "launch": "The device waits to be given work: {share:.0%} of the step.",
-    "compute": "The step computes: {share:.0%} of it. Data, copies and waits do not hold it up.",
+    "compute": "The step computes: {share:.0%} of it.",
 }
+_NOTHING = " Data, copies and waits do not hold it up."
+
+
+def _slow_epochs(seen: Seen, found: Mapping[str, float]) -> str:
+    """Where an epoch waits for data, and much of that before its first batch; "": it does not."""
+    whole = _of_epoch(seen, found["input"])
+    others = max((seen.stepping * found[kind] for kind in ("transfer", "sync", "launch") if kind in found),
+                 default=0.0)  # fmt: skip
+    if seen.starting < STARTS or whole < _BOUND or others >= whole:
+        return ""
+    return (
+        f"Epochs wait for their data: {whole:.0%} of the time would be gone with an infinitely fast loader, "
+        f"{seen.starting:.0%} before their first batch."
+    )
+
+
+def _of_epoch(seen: Seen, share: float) -> float:
+    """Of an epoch's time what waiting takes, from a step's share of it."""
+    return min(1.0, seen.starting + seen.stepping * share)
+
+
+def begins(seen: Seen) -> str:
+    """What an epoch's beginning takes, in words; "": nothing."""
+    if seen.start is None or seen.epoch is None:
+        return ""
+    took, whole = _time(seen.start.seconds), _time(seen.epoch.seconds)
+    return f"{took} of the {whole} that an epoch takes go by before its first batch"
+
+
+def _time(seconds: float) -> str:
+    """
+    >>> _time(0.0123), _time(1.94)
+    ('12.3 ms', '1.9 s')
+    """
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
 
 
 def remedies(seen: Seen) -> tuple[Remedy, ...]:
@@ -206,8 +292,9 @@ def bound(step: float, gone: float) -> float:
 
 def _loading(seen: Seen) -> list[Remedy]:
     share = shares(seen)["input"]
+    starts = _starting(seen)
     if not share:
-        return []
+        return starts
     worst = max(seen.loaders, key=lambda loader: loader.wait_ms, default=None)
     what = "prepare batches faster, or once"
     if worst is not None and worst.needed is not None and worst.needed > worst.workers:
@@ -219,10 +306,25 @@ def _loading(seen: Seen) -> list[Remedy]:
     replayed = seen.trial("replayed")
     why = f"{seen.wait_ms:.1f} of {seen.step:.1f} ms are waits"
     if replayed is not None:
-        why = (
-            f"with batches that are there already a step takes {replayed.ms:.1f} ms, not {seen.beside_ms:.1f}"
-        )
-    return [Remedy("an infinitely fast loader", bound(1, share), what, why)]
+        why = _replayed(seen)
+    if starts:
+        share, why = _of_epoch(seen, share), f"{begins(seen)}; {why}"
+    return [*starts, Remedy("an infinitely fast loader", bound(1, share), what, why)]
+
+
+def _replayed(seen: Seen) -> str:
+    replayed = seen.trial("replayed")
+    took = replayed.ms if replayed is not None else seen.beside_ms
+    return f"with batches that are there already a step takes {took:.1f} ms, not {seen.beside_ms:.1f}"
+
+
+def _starting(seen: Seen) -> list[Remedy]:
+    if seen.starting < STARTS or seen.start is None:
+        return []
+    what = "longer epochs, which go through the data more than once"
+    if seen.start.anew:
+        what = f"persistent_workers=True: they start anew for each epoch; or {what}"
+    return [Remedy("epochs that begin at once", bound(1, seen.starting), what, begins(seen))]
 
 
 def _least(seen: Seen) -> float:
@@ -276,6 +378,7 @@ def _calling(seen: Seen) -> list[Remedy]:
         single = module.rows == (1,)
         name = f"one call of {module.name} instead of {module.calls:g}"
         what = "put the rows of all calls into one batch" if single else "compute what the calls share once"
+        what += ", if none needs what another gave"
         why = f"{took:.1f} ms a step in {module.calls:g} calls"
         found.append(Remedy(name, bound(seen.told_ms, gone), what, why))
     return found

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from frostline.report.figures import between, ms, number, percent, times
 from frostline.report.modules import modules
 from frostline.report.section import Section, calls, column, scaled
+from frostline.report.summary import pauses
 from frostline.results import Copies, Loader, Profile, Remedy, Repeat, Trial
 from frostline.wording import many, size
 
@@ -140,7 +141,12 @@ def _trials(profile: Profile) -> Section:
         (t.name, _TRIALS.get(t.name, ""), ms(t.ms) + _spread(t), _faster(t, profile), t.note)
         for t in profile.trials
     )
-    return Section("The same steps with one thing changed", rows, columns, ("step", "samples/s"))
+    more = "samples/s: against pass A's step, without what stands between epochs" if _pauses(profile) else ""
+    return Section("The same steps with one thing changed", rows, columns, ("step", "samples/s"), more)
+
+
+def _pauses(profile: Profile) -> bool:
+    return profile.epoch is not None and pauses(profile.epoch)
 
 
 def _spread(trial: Trial) -> str:

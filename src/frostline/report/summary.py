@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from frostline.report.figures import between, ms, number, percent, signed
-from frostline.results import Profile
+from frostline.results import Epoch, Profile
 from frostline.wording import duration, many
+
+_SHOWN = 0.01
+"""Of an epoch's time: less between epochs is not told."""
 
 
 def headline(profile: Profile) -> list[tuple[str, str]]:
@@ -16,9 +19,13 @@ def headline(profile: Profile) -> list[tuple[str, str]]:
     found = [("step", ms(wall.ms) + (f" ({spread})" if spread else ""))]
     if profile.samples_per_s is not None:
         rate = profile.samples_per_s
-        found.append(("rate", f"{number(rate, 0 if rate >= 100 else None)} samples/s"))
+        told = f"{number(rate, 0 if rate >= 100 else None)} samples/s"
+        if epoch and pauses(epoch) and profile.samples:
+            over = profile.samples * epoch.steps / epoch.seconds
+            told += f", {number(over, 0 if over >= 100 else None)} over an epoch"
+        found.append(("rate", told))
     if epoch:
-        found.append(("epoch", _epoch(epoch.seconds, epoch.low, epoch.high)))
+        found.append(("epoch", _epoch(epoch)))
     found.append(("device", machine.device))
     if machine.busy is not None:
         found.append(("busy", percent(machine.busy)))
@@ -27,9 +34,25 @@ def headline(profile: Profile) -> list[tuple[str, str]]:
     return found
 
 
-def _epoch(seconds: float, low: float, high: float) -> str:
-    ends = duration(low), duration(high)
-    return duration(seconds) + (f" ({ends[0]} – {ends[1]})" if ends[0] != ends[1] else "")
+def _epoch(epoch: Epoch) -> str:
+    """
+    >>> _epoch(Epoch(842, 841, 843, 100)), _epoch(Epoch(0.06, 0.06, 0.06, 4, 0.0125))
+    ('14 min', '60.0 ms, 12.5 ms of it between epochs')
+    """
+    ends = duration(epoch.low), duration(epoch.high)
+    spread = f" ({ends[0]} – {ends[1]})" if ends[0] != ends[1] else ""
+    if not pauses(epoch):
+        return duration(epoch.seconds) + spread
+    return f"{_time(epoch.seconds)}{spread}, {_time(epoch.between_s)} of it between epochs"
+
+
+def pauses(epoch: Epoch) -> bool:
+    """Whether an epoch takes longer than its steps."""
+    return epoch.between_s >= _SHOWN * epoch.seconds > 0
+
+
+def _time(seconds: float) -> str:
+    return ms(1000 * seconds) if seconds < 1 else f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
 
 
 def setting(profile: Profile) -> str:

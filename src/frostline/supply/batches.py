@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
+
+import torch
 
 from frostline.batch import Batch
 from frostline.errors import FeedError
@@ -50,7 +53,8 @@ class Supply:
         began = time.perf_counter()
         try:
             while (parts := self._next(mine)) is not None:
-                batch = mine.batch(parts)
+                with _as_stored():
+                    batch = mine.batch(parts)
                 self._cursor += 1
                 self._totals["batches"] += 1
                 self._totals["rows"] += _n_rows(batch)
@@ -68,7 +72,8 @@ class Supply:
 
     def _next(self, iteration: _Iteration) -> Parts | None:
         began = time.perf_counter()
-        parts = next(iteration, None)
+        with _as_stored():
+            parts = next(iteration, None)
         self._totals["wait_s"] += time.perf_counter() - began
         return parts
 
@@ -90,8 +95,10 @@ class Supply:
             raise FeedError(
                 "This state cannot be continued in the middle of an epoch, the data or its order changed: "
                 + "; ".join(differ)
-                + ". Use the same data, seed, order and batch size, or begin the next epoch: set 'epoch' one "
-                "higher and 'cursor' to 0 in the state."
+                + ". Use the same data, seed, order and batch size, at least until the epoch ends, or begin "
+                "a new run with these weights: `frostline train … --init-from RUN --out NEW`. In a loop of "
+                "your own you can also begin the next epoch: set 'epoch' one higher and 'cursor' to 0 in the "
+                "state."
             )
         if state["cursor"] > self.n_batches(state["epoch"]):
             raise FeedError(
@@ -172,6 +179,16 @@ class _Iteration:
             self._ahead.close()
         else:
             self._works.close()
+
+
+@contextmanager
+def _as_stored() -> Iterator[None]:
+    """Without the autocast of whoever iterates: frozen networks have to give a store's bits."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    with ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def _n_rows(batch: Batch) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ class Budget:
         problems = [
             f"{name} is {value!r}; a number above 0"
             for name, value in asdict(self).items()
-            if value is not None and not (isinstance(value, int | float) and value > 0)
+            if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf)
         ]
         if self.steps is not None and self.epochs is not None:
             problems.append("steps and epochs are both given; one of them is the end")

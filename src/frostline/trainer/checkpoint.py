@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import resource
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +39,8 @@ log = logging.getLogger("frostline")
 
 SHARD_BYTES = 4_000_000_000
 _THREADS = 4
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""errno of writes for which there is no room; `no_room` tells which kind of room."""
 _FOLDER = re.compile(r"step-\d{8,}")
 _PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 
@@ -149,9 +151,8 @@ class Checkpoints:
             cause = e if isinstance(e, OSError) else e.__cause__
             code = cause.errno if isinstance(cause, OSError) else None
             why = os.strerror(code) if code else str(e)
-            if code in _NO_ROOM:
-                free = _free(self.folder)
-                raise CheckpointFull.told(str(self.folder), needed=needed, free=free, why=why) from e
+            if code in NO_ROOM:
+                raise no_room("a checkpoint", self.folder, needed=needed, code=code) from e
             raise CheckpointError(
                 f"Cannot write a checkpoint in {self.folder}: {why}. Those written before are whole. Make "
                 f"the folder writable for this user, or choose another one."
@@ -234,6 +235,38 @@ class Checkpoints:
         for path in aside.candidates(self.folder):
             if wrong := damage(path):
                 log.warning("The checkpoint %s is passed over: %s", path, "; ".join(wrong))
+
+
+def no_room(what: str, place: Path, *, needed: int, code: int) -> CheckpointFull:
+    """The error for bytes that were not taken at `place`; code: which of NO_ROOM the write gave."""
+    free = _free(place)
+    fault, remedy = _limit(code) or _full(needed, free)
+    error = CheckpointFull(
+        f"No room for {what} in {place}: it needs {needed:,} bytes, {fault} ({os.strerror(code)}). The "
+        f"checkpoints written before are whole; {remedy}, and run the same command again."
+    )
+    error.needed, error.free = needed, free
+    error.missing = max(0, needed - free) if code == errno.ENOSPC else 0
+    return error
+
+
+def _limit(code: int) -> tuple[str, str] | None:
+    """What is used up where it is not the disk, and what to do about it."""
+    if code == errno.EDQUOT:
+        return "and the quota of this user or folder is used up", "free some of it, or ask for more"
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if code == errno.EFBIG and most == resource.RLIM_INFINITY:
+        return "and a file is larger than its file system takes", "choose a folder on another one"
+    if code == errno.EFBIG:
+        return f"and this process may write files of {most:,} bytes at most", "raise that limit (`ulimit -f`)"
+    return None
+
+
+def _full(needed: int, free: int) -> tuple[str, str]:
+    remedy = "free some space, or keep fewer of them"
+    if free < needed:
+        return f"{free:,} are free, {needed - free:,} are missing", remedy
+    return f"{free:,} are free, but the disk takes no more (`df -i` shows whether it has files left)", remedy
 
 
 def _free(folder: Path) -> int:

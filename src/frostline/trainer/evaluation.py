@@ -1,4 +1,4 @@
-"""Evaluation that training does not notice: eval mode, no gradients, every generator and flag put back."""
+"""Evaluation that training does not notice: eval mode; gradients, every generator and flag put back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from frostline.batch import Batch
 from frostline.errors import UsageError
 from frostline.rewind import Moment
 from frostline.step import Step
@@ -45,7 +46,11 @@ def evaluate(workload: Workload, step: Step, supply: Supply) -> dict[str, float]
     """What the workload's `evaluate` returns, or the mean of its loss where it has none."""
     with undisturbed(step.model, step.device):
         supply.load_state_dict({**supply.state_dict(), "epoch": 0, "cursor": 0})  # from the beginning
-        found = workload.evaluate(step.called, supply) if workload.evaluate else _mean_loss(step, supply)
+        if workload.evaluate is None:
+            found: Any = _mean_loss(step, supply)
+        else:
+            with _as_in_training(step):
+                found = workload.evaluate(step.called, supply)
     if not isinstance(found, Mapping) or not found:
         raise UsageError(f"evaluate(model, feed) returned {found!r:.80}; expected {{name: number}}.")
     metric = workload.metric
@@ -71,11 +76,38 @@ def _mean_loss(step: Step, supply: Supply) -> dict[str, float]:
     return {name: float(value) / rows for name, value in totals.items()} if rows else {"loss": math.nan}
 
 
+def check(workload: Workload, step: Step, batch: Batch, figures: Mapping[str, float]) -> None:
+    """The workload's own assertions; they see the model as it is before the first step."""
+    problems = []
+    for one in workload.checks:
+        with undisturbed(step.model, step.device, eval=False):
+            wrong = one(step.model, batch, dict(figures))
+        if wrong:
+            problems.append(f"{getattr(one, '__name__', 'check')}: {wrong}")
+    if problems:
+        raise UsageError("The workload's checks failed before the first step:", problems=problems)
+
+
+@contextmanager
+def _as_in_training(step: Step) -> Iterator[None]:
+    """The step's precision. Without autocast's cache: an evaluation may swap weights, as those of an EMA."""
+    with step._autocast():
+        if torch.is_autocast_enabled(step.device.type):
+            torch.set_autocast_cache_enabled(False)  # put back where autocast ends
+        yield
+
+
 @contextmanager
 def undisturbed(model: nn.Module, device: torch.device, *, eval: bool = True) -> Iterator[None]:
-    """No gradients, and eval mode (unless eval=False); afterwards modes and generators are as they were."""
+    """No gradients, and eval mode (unless eval=False); afterwards all is as it was.
+
+    All: modes, generators, and the parameters' gradients, whatever a backward pass within has left there.
+    """
     modes = {module: module.training for module in model.modules()}
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     moment = Moment(device)
+    for parameter, _ in gradients:
+        parameter.grad = None
     if eval:
         model.eval()
     try:
@@ -84,4 +116,6 @@ def undisturbed(model: nn.Module, device: torch.device, *, eval: bool = True) ->
     finally:
         for module, mode in modes.items():
             module.training = mode
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
         moment.restore()

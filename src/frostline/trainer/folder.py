@@ -35,6 +35,12 @@ class Chosen:
     notes: list[str] = field(default_factory=list)
 
 
+def config_of(path: Path) -> dict[str, Any] | None:
+    """What the run was started with that a checkpoint belongs to; None where it lies in no run's folder."""
+    home = next((p for p in (path, *path.absolute().parents[:2]) if (p / RUN).is_file()), None)
+    return None if home is None else _config(home)
+
+
 def choose(name: str | None, out: Path | None, resume: str, config: Mapping[str, Any]) -> Chosen:
     """The folder of this call. resume: "auto", "never", or a run's folder or checkpoint."""
     if resume not in ("auto", "never"):
@@ -51,10 +57,16 @@ def choose(name: str | None, out: Path | None, resume: str, config: Mapping[str,
         raise UsageError("fl.train(…) needs a folder for the run: fl.train(workload, out='runs/mine').")
     base = Path("runs") / name
     if resume == "auto":
+        others: list[str] = []
         for folder in sorted((p.parent for p in base.glob(f"*/{RUN}")), reverse=True):
             latest = _checkpoint(folder)
-            if latest is not None and not [c for c in changes(folder, config) if not _only_told(c)]:
+            if latest is None:
+                continue
+            different = [change for change in changes(folder, config) if not _only_told(change)]
+            if not different:
                 return Chosen(folder, latest)
+            others = others or [f"a new run, since the newest, {folder}, differs: {'; '.join(different)}"]
+        return Chosen(fresh(base), None, others)
     return Chosen(fresh(base))
 
 
@@ -87,23 +99,27 @@ def fresh(base: Path) -> Path:
 
 def changes(folder: Path, config: Mapping[str, Any]) -> list[str]:
     """Settings that are not those the run was started with."""
-    try:
-        old = json.loads((folder / RUN).read_text())["config"]
-        flat_old = _flat(old)
-    except FileNotFoundError:
+    if not (folder / RUN).exists():
         return []
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise UsageError(
-            f"{folder / RUN} is damaged ({e!r}): what the run was started with is unknown."
-        ) from e
-    now = json.loads(json.dumps(config))
-    flat_now = _flat(now)
-    names = dict.fromkeys([*flat_old, *flat_now])
+    flat_old, flat_now = _flat(_config(folder)), _flat(json.loads(json.dumps(config)))
+    # runs of before targets were written down know of no parameter that was not given
+    names = dict.fromkeys([*flat_old, *(flat_now if "target" in flat_old else ())])
     return [
         f"{name} was {flat_old.get(name)!r}, is {flat_now.get(name)!r}"
         for name in names
         if flat_old.get(name) != flat_now.get(name)
     ]
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / RUN).read_text())["config"]
+        _flat(found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise UsageError(
+            f"{folder / RUN} is damaged ({e!r}): what the run was started with is unknown."
+        ) from e
+    return found
 
 
 def _only_told(change: str) -> bool:

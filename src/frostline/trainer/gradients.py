@@ -22,7 +22,8 @@ class GradientAudit:
         self._trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._named = dict(model.named_parameters())
         self._without = {n for n, p in self._named.items() if p.requires_grad}
-        self._sums = {n: _bits(p) for n, p in self._named.items() if not p.requires_grad}
+        frozen = [n for n, p in self._named.items() if not p.requires_grad and not self._may_be(n)]
+        self._sums = {n: _bits(self._named[n]) for n in frozen}
         self.looked = 0
 
     def __call__(self) -> None:
@@ -44,7 +45,8 @@ class GradientAudit:
         if problems:
             raise UsageError(
                 "The model does not train as it is declared (the gradient audit of the first steps). Give "
-                "training={'unused': ['name', 'pattern.*']} for what is meant to be so:",
+                "training={'unused': ['name', 'pattern.*']} for what is meant to be so, as a branch that is "
+                "rarely taken, or a frozen teacher that follows its student:",
                 problems=problems,
             )
 

@@ -83,7 +83,7 @@ class Job:
         if loaded is not None:
             moment.refuse_foreign(loaded)
         for note in chosen.notes:
-            self.progress.note(f"not as the run was started: {note}")
+            self.progress.note(f"not as the run was started: {note}" if loaded is not None else note)
         total = self.budget.total_steps(batches)
         before = loaded.state["elapsed_s"] if loaded else 0.0
         spent = time.monotonic() - self.began
@@ -127,6 +127,11 @@ class Job:
             if loop.done:
                 self.progress.note(f"nothing to do: {loop.at:,} steps are trained")
             return
+        if isinstance(self.workload.model, nn.Module):
+            self.progress.note(
+                "model= is a module that is there already: it begins with the weights it has, whatever the "
+                "seed. For the same weights after a kill, give fl.lazy(Class, …)"
+            )
         if loop.p.recorder is not None:
             loop.p.recorder.rewind(0)  # of a call that was killed before its first checkpoint
         if init_from is not None:

@@ -1,14 +1,15 @@
 """The loop: batches through the step until its end, with everything that must happen in between.
 
 What it does to the model is a function of the workload, its settings and the step number alone. When it
-saves, evaluates, logs or is killed changes nothing: those only look.
+saves, evaluates, logs or is killed changes nothing: those only look. (One class and a long file: all that
+happens between two steps shares where this call is.)
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,21 +17,20 @@ import torch
 from torch import Tensor
 
 from frostline.batch import Batch
-from frostline.errors import UsageError
 from frostline.rewind import Moment
 from frostline.step import Step
 from frostline.supply import Supply
 from frostline.trainer import moment
 from frostline.trainer.checkpoint import Checkpoints, Loaded, load
 from frostline.trainer.distributed import Single
-from frostline.trainer.evaluation import evaluate, undisturbed
+from frostline.trainer.evaluation import check, evaluate
 from frostline.trainer.folder import STABLE
 from frostline.trainer.forecast import forecast
 from frostline.trainer.gauges import Busy, memory
 from frostline.trainer.gradients import STEPS as AUDITED
 from frostline.trainer.gradients import GradientAudit
 from frostline.trainer.limits import Limits
-from frostline.trainer.meter import Meter
+from frostline.trainer.meter import Meter, Window
 from frostline.trainer.progress import TrainProgress
 from frostline.trainer.recorder import Recorder, read_metrics
 from frostline.trainer.schedule import Schedule
@@ -80,10 +80,18 @@ class Loop:
         self._skipped = Skipped(self.settings, parts.progress.note)
         self._audit: GradientAudit | None = None
         self._saved_at, self._saved_when = -1, time.monotonic()
-        self._window = _Window()
+        self._window = Window()
+        self._evaluated_at = -1
+        self._resumed, self._left_over = False, False
+        """_left_over: an evaluation is left to the next call."""
+        self._turned = time.monotonic()
+        """When the step began that is under way, with the wait for its batch."""
         self._over = False
         """The hours that the schedule is bound to are over, and they are the end."""
         self._evaluates = bool(parts.ranks.most(int(parts.held_out is not None)))
+        parts.limits.looks_last = self._evaluates and parts.chunked
+        home = parts.checkpoints.folder.parent
+        parts.limits.know(parts.ranks.gather(parts.limits.remember(home) if parts.recorder else {})[0])
 
     # going on
 
@@ -96,17 +104,27 @@ class Loop:
         self._over = self._hours_are_over()
         self._skipped.load(state["bad"])
         self._meter.load_state(state["meter"])
-        self._saved_at = self.at
+        self._saved_at, self._resumed = self.at, True
         if self.p.recorder is not None:
             self.p.recorder.rewind(self.at)
             self.p.checkpoints.name_again(loaded.path, state["names"])
         if note:
             self.p.progress.note(note)
 
-    def _unevaluated(self) -> bool:
-        """Whether the metrics have no evaluation of the last step; the first rank knows."""
-        lines = read_metrics(self.p.recorder.path) if self.p.recorder is not None else None
-        return lines is not None and not any(x["kind"] == "eval" and x["step"] == self.at for x in lines)
+    def _catch_up(self) -> None:
+        """The evaluation of the step that a call goes on from, if the one before left it or was killed in it.
+
+        Where it was written down, that call may still have been killed before it saved its best.
+        """
+        if not self._evaluates or not self._resumed:
+            return
+        lines = read_metrics(self.p.recorder.path) if self.p.recorder is not None else []
+        made = next((x for x in reversed(lines) if x["kind"] == "eval" and x["step"] == self.at), None)
+        if self.p.ranks.most(int(made is not None)):
+            self._evaluated_at = self.at
+            self._keep_best(made or {})
+        elif self.done or self._evaluates_after(self.at):
+            self._evaluate()
 
     def _better(self, best: float | None) -> float | None:
         """The best score so far; a call that went back to an earlier state may have seen a better one."""
@@ -126,7 +144,7 @@ class Loop:
         groups, state = moment.take(self.step, self.p.ranks)
         state |= {
             "supply": self.p.supply.state_dict(), "best": self.best, "elapsed_s": self.elapsed,
-            "decaying": self._decaying, "bad": self._skipped.steps(), "meter": self._meter.state(),
+            "decaying": self._decaying, "bad": self._skipped.state(), "meter": self._meter.state(),
             "names": [*(["best"] if best else []), *([label] if label else [])],
             "schedule": asdict(self.p.schedule), "training": asdict(self.settings),
         }  # fmt: skip
@@ -136,6 +154,7 @@ class Loop:
         self.p.ranks.wait()
         self._saved_at, self._saved_when = self.at, time.monotonic()
         self.p.limits.saved(self._saved_when - began)
+        self._window.away += self._saved_when - began
         self._busy.pause()
 
     # the loop
@@ -143,9 +162,9 @@ class Loop:
     def run(self) -> str | None:
         """Train; why it ended before its last step, or None."""
         self.step.model.train()
+        self._began = time.monotonic()
+        self._catch_up()
         if self.done:
-            if self._evaluates and self.p.ranks.most(int(self._unevaluated())):
-                self._evaluate()  # killed between the last step and its evaluation
             return None
         self._began = time.monotonic()
         batches = self._batches()
@@ -155,14 +174,17 @@ class Loop:
         self._prepare(first)
         self._began = time.monotonic()
         batch: Batch | None = first
-        stopped = None
+        stopped, begun = None, self.at
+        self._window, self._turned = Window(self.at), time.monotonic()
         while batch is not None:
             self._one(batch)
+            if self.at == begun + 1 and not self._logs_after(self.at):
+                self._window = Window(self.at)  # the first step is no measure: it makes the optimiser's state
             stopped = self._between()
+            self._turned = time.monotonic()
             batch = None if self.done or stopped else next(batches)
         batches.close()
-        self._finish(stopped)
-        return None if self.done else stopped
+        return self._finish(stopped)
 
     @property
     def done(self) -> bool:
@@ -187,7 +209,6 @@ class Loop:
                 waited = time.perf_counter()
 
     def _one(self, batch: Batch) -> None:
-        began = time.monotonic()
         by_time = self.p.schedule.total_s is not None
         elapsed = self.p.ranks.most(int(1e6 * self.elapsed)) / 1e6 if by_time else 0.0
         factor = self.p.schedule.factor(self.at, elapsed)
@@ -200,7 +221,7 @@ class Loop:
         figures = self.step(batch, norm=self._logs_after(self.at + 1))
         self._busy.end()
         self.at += 1
-        self._window.rows += self.p.workload.batch_size or batch.n_rows
+        self._window.rows += self._samples(batch)
         self._meter.add(
             {n: v for n, v in figures.items() if n not in _COUNTED} | {"lr": self._base[0] * factor}
         )
@@ -209,24 +230,39 @@ class Loop:
         if self._audit is not None and self._audit.looked >= AUDITED:
             self._audit.verdict()
             self._audit = self.step.on_grads = None
-        self.p.limits.stepped(time.monotonic() - began)
+        self.p.limits.stepped(time.monotonic() - self._turned)
+
+    def _samples(self, batch: Batch) -> int:
+        """Rows of this rank's share; a batch in parts counts what `batch_size` does, such as episodes."""
+        if any(isinstance(value, Batch) for value in batch.values()):
+            return 0 if self.p.ranks.rank else self.p.workload.batch_size or batch.n_rows
+        return batch.n_rows
 
     def _between(self) -> str | None:
         """After a step: log, evaluate, save; why to stop."""
-        every = self.settings
         if self._logs_after(self.at) or self.done:
             self._log()
-        if self._evaluates and every.eval_every and self.at % every.eval_every == 0 and not self.done:
-            self._evaluate()
+        if self._evaluates and self._evaluates_after(self.at) and not self.done:
+            self._look(asked=self.p.limits.why is not None)
         if self.p.ranks.most(int(self._hours_are_over())):
             self._over = True
-        vote = self.p.ranks.most(_STOP * (self.p.limits.reason is not None) + _SAVE * self._save_is_due())
+        stop = self._left_over or self.p.limits.reason is not None
+        vote = self.p.ranks.most(_STOP * stop + _SAVE * self._save_is_due())
         if vote >= _STOP:
-            return self.p.limits.reason or "another rank was asked to stop"
+            told = (
+                "no time is left for an evaluation" if self._left_over else "another rank was asked to stop"
+            )
+            return self.p.limits.reason or told
         self._watch_decay()
         if vote & _SAVE and self._saved_at != self.at and not self.done:
             self._save()
+        if self._saved_at == self.at and self.p.limits.looks_last:
+            self._time_a_look()
         return None
+
+    def _evaluates_after(self, step: int) -> bool:
+        every = self.settings.eval_every
+        return bool(every and step and step % every == 0)
 
     def _logs_after(self, step: int) -> bool:
         """Known before the step, which then also works out what is only ever logged."""
@@ -249,7 +285,8 @@ class Loop:
                 f"from this step"
             )
 
-    def _finish(self, stopped: str | None) -> None:
+    def _finish(self, stopped: str | None) -> str | None:
+        """Save, evaluate; what the call ended before, or None."""
         if self._audit is not None and self._audit.looked:
             self._audit.verdict()  # of a run of one or two steps
         ended = self.done or self._decaying
@@ -257,10 +294,12 @@ class Loop:
             self._log()  # stopped in between, the window goes on in the next call
         if self._saved_at != self.at:
             self._save()  # before an evaluation that may fail, or be killed
-        asked = stopped is not None and not self.p.limits.over
-        if ended and self._evaluates and not self.p.ranks.most(int(asked and not self.done)):
-            self._evaluate()
+        if ended and self._evaluates and self._evaluated_at != self.at and not self._left_over:
+            self._look(asked=self.p.limits.why is not None and not self.done)
         self.p.progress.end()
+        if self.done:
+            stopped = f"no time is left for the evaluation of step {self.at:,}" if self._left_over else None
+        return stopped
 
     # before the first step
 
@@ -275,7 +314,7 @@ class Loop:
             _synchronize(self.step.device)
             seconds = time.monotonic() - began
         if self.at == 0:
-            self._check(batch, {name: float(value) for name, value in figures.items()})
+            check(self.p.workload, self.step, batch, {name: float(v) for name, v in figures.items()})
         if self.at < AUDITED:
             self._audit = GradientAudit(self.step.model, self.step.optimizer, self.settings.unused)
             self.step.on_grads = self._audit
@@ -283,26 +322,17 @@ class Loop:
         told = forecast(seconds, left, self.p.limits, self.p.supply, self.step.device)
         self.p.progress.note(f"{told}; {self.p.schedule.told()}")
 
-    def _check(self, batch: Batch, figures: dict[str, float]) -> None:
-        """The workload's own assertions; they see the model as it is before the first step."""
-        problems = []
-        for check in self.p.workload.checks:
-            with undisturbed(self.step.model, self.step.device, eval=False):
-                wrong = check(self.step.model, batch, figures)
-            if wrong:
-                problems.append(f"{getattr(check, '__name__', 'check')}: {wrong}")
-        if problems:
-            raise UsageError("The workload's checks failed before the first step:", problems=problems)
-
     # looking
 
     def _log(self) -> None:
         self.figures = self._meter.read()
-        self._skipped.look(self.at, any_bad=bool(self.figures.get("bad")))
+        saved = self._saved_at if self._saved_at >= 0 else None
+        self._skipped.look(self.at, any_bad=bool(self.figures.get("bad")), saved=saved)
+        _, rows = self.p.ranks.agree(fits=True, rows=self._window.rows)
         busy, wall = self._busy.read(), self._window.wall()
         values: dict[str, Any] = {"epoch": self.epoch, **self.figures}
         speed = {
-            "samples_per_s": self._window.rows / wall, "data_wait": min(1.0, self._window.waited / wall),
+            "samples_per_s": rows / wall, "data_wait": min(1.0, self._window.waited / wall),
             "elapsed_s": self.elapsed, **({} if busy is None else {"busy": busy}), **memory(self.step.device),
         }  # fmt: skip
         if self.p.recorder is not None:
@@ -312,17 +342,52 @@ class Loop:
             speed["data_wait"], busy, speed.get("peak_allocated_bytes", speed["rss_bytes"]), self._left(wall),
             {n: self.figures[n] for n in _COUNTED if self.figures.get(n)},
         )  # fmt: skip
-        self._window = _Window(steps_before=self.at)
+        self._window = Window(self.at)
 
     def _left(self, wall: float) -> float | None:
-        steps = max(1, self.at - self._window.steps_before)
-        by_steps = None if self.p.total_steps is None else (self.p.total_steps - self.at) * wall / steps
+        by_steps = None
+        if self.p.total_steps is not None:
+            steps = max(1, self.at - self._window.steps_before)
+            by_steps = (self.p.total_steps - self.at) * wall / steps + self._looks_s(self.p.total_steps)
         limit = self.p.limits.limit_s
         by_time = None if limit is None else max(0.0, limit - self.p.limits.elapsed)
         return min((s for s in (by_steps, by_time) if s is not None), default=None)
 
+    def _looks_s(self, total: int) -> float:
+        """Seconds that the evaluations from here on take, that of this step and the last one among them."""
+        every = self.settings.eval_every
+        between = (total - 1) // every - (self.at - 1) // every if every and self.at < total else 0
+        return (between + 1) * (self.p.limits.look_s or 0.0) if self._evaluates else 0.0
+
+    def _look(self, *, asked: bool) -> None:
+        """Evaluate; unless a stop was asked for, or the time does not do: then the next call does."""
+        limits = self.p.limits
+        if not self.p.ranks.most(int(asked or not limits.may_look)):
+            self._evaluate()
+            return
+        self._left_over = True
+        if not asked:
+            then = "the next call makes it"
+            if self._decaying:  # it goes on from before
+                then = "the next call times one" if limits.look_s is None else "a longer call has time for it"
+            self.p.progress.note(
+                f"step {self.at:,}: no evaluation now, {limits.why_not_look()}; {then}. `frostline evaluate` "
+                f"looks at a checkpoint at any time"
+            )
+
+    def _time_a_look(self) -> None:
+        """Evaluate once where every call ends with it, so that the time to keep for that is known.
+
+        Right after a save, so that nothing is lost if it takes too long; not early in a first call, which may
+        be too short for it: the next one does then.
+        """
+        early = not self._resumed and self.p.limits.elapsed < 60 * self.settings.save_minutes
+        if not self.p.ranks.most(int(early or not self.p.limits.may_time_look)):
+            self._evaluate()
+
     def _evaluate(self) -> None:
         began = time.monotonic()
+        self.p.limits.looking()
         if self.p.ranks.rank == 0 and self.p.held_out is not None:
             self.evaluated = evaluate(self.p.workload, self.step, self.p.held_out)
             if self.p.recorder is not None:
@@ -331,9 +396,15 @@ class Loop:
             self.p.progress.note(f"step {self.at:,}, held out: {told}")
         self.p.ranks.wait()
         self._busy.pause()
+        self._evaluated_at = self.at
         self.p.limits.evaluated(time.monotonic() - began)
+        self._window.away += time.monotonic() - began
+        self._keep_best(self.evaluated)
+
+    def _keep_best(self, figures: Mapping[str, Any]) -> None:
+        """A checkpoint of its own for the best so far; the first rank knows the figures."""
         metric = self.p.workload.metric
-        value = self.evaluated.get(metric.name, math.nan) if metric is not None else math.nan
+        value = figures.get(metric.name, math.nan) if metric is not None else math.nan
         better = (
             metric is not None
             and math.isfinite(value)
@@ -342,19 +413,6 @@ class Loop:
         if self.p.ranks.most(int(better)):
             self.best = value
             self._save(best=True)
-
-
-class _Window:
-    """Time and rows since the last line."""
-
-    def __init__(self, steps_before: int = 0) -> None:
-        self.steps_before = steps_before
-        self.began = time.perf_counter()
-        self.rows = 0
-        self.waited = 0.0
-
-    def wall(self) -> float:
-        return max(1e-9, time.perf_counter() - self.began)
 
 
 def _synchronize(device: torch.device) -> None:

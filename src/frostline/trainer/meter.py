@@ -1,8 +1,9 @@
-"""Means and counts of figures that live on the device."""
+"""Means and counts of figures that live on the device, and the time that steps took."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
@@ -134,6 +135,23 @@ class Meter:
                 problems.append(f"{name!r} was a {'count' if verb == 'add' else 'mean'} before")
         if problems:
             raise UsageError(f"Meter.{verb}(…) cannot take these figures:", problems=problems)
+
+
+class Window:
+    """Time and rows of the steps since the last line."""
+
+    def __init__(self, steps_before: int = 0) -> None:
+        self.steps_before = steps_before
+        self.rows = 0
+        self.waited = 0.0
+        """Seconds waited for batches."""
+        self.away = 0.0
+        """Seconds of evaluations and saves, which are no time of the steps."""
+        self._began = time.perf_counter()
+
+    def wall(self) -> float:
+        """Seconds of the steps."""
+        return max(1e-9, time.perf_counter() - self._began - self.away)
 
 
 def _is_number(value: object) -> bool:

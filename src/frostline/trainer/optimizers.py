@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,12 +18,19 @@ from frostline.errors import CheckpointError, UsageError
 from frostline.trainer.differences import some
 from frostline.trainer.plain import Plain, whole
 from frostline.trainer.wrapping import parameter_names
+from frostline.update import BUILT
 
 _HOW = ("foreach", "fused", "capturable", "differentiable")
 """How a step is computed, not what: these stay as the optimiser of now has them, maybe on another device."""
 _PARTS = ("class", "groups", "shapes", "state", "other", "more", "on_host")
 _FLAT = ("LBFGS",)
 """Optimisers that lay all parameters end to end, so that their order is part of the state."""
+_BEGINS = (
+    (torch.optim.Adam, "amsgrad", "max_exp_avg_sq"),
+    (torch.optim.RMSprop, "centered", "grad_avg"),
+    (torch.optim.RMSprop, "momentum", "momentum_buffer"),
+)
+"""Options that need a state, which torch makes in a parameter's first step only; it begins with zeros."""
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -36,6 +44,7 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str,
     (['weight/exp_avg', 'weight/exp_avg_sq', 'weight/step'], 0.1)
     """
     groups = _names(optimizer, model)
+    built = BUILT.get(optimizer, [])
     state = optimizer.state_dict()
     if not {"state", "param_groups"} <= set(state):
         raise UsageError(
@@ -59,7 +68,11 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str,
     about = {
         "class": _class(optimizer),
         "groups": [
-            {"params": names, "options": plain.of(_options(group), f"group {i}")}
+            {
+                "params": names,
+                "options": plain.of(_options(group), f"group {i}"),
+                "built": plain.of(built[i] if i < len(built) else {}, f"built {i}"),
+            }
             for i, (group, names) in enumerate(zip(state["param_groups"], groups, strict=True))
         ],
         "shapes": {name: list(parameter.shape) for name, parameter in by_number.values()},
@@ -116,7 +129,8 @@ def load_optimizer(
     """Put a checkpoint's state into the optimiser; `about` is the JSON of `optimizer_tensors`.
 
     Unless class, groups, names and shapes are the same, nothing is changed and the error lists all that
-    differs. Learning rates and the other options become those of the checkpoint.
+    differs. Learning rates and the other options become those of the checkpoint, which a step or a schedule
+    may have changed; except those that the optimiser is given otherwise now than when it was saved.
     """
     groups = _names(optimizer, model)
     lacks = [f"the part {key!r} is missing" for key in _PARTS if key not in about]
@@ -127,7 +141,11 @@ def load_optimizer(
     state = {numbers[name]: whole(value, tensors) for name, value in about["state"].items()}
     other, more = whole(about["other"], tensors), whole(about["more"], tensors)
     saved = [whole(group["options"], tensors) for group in about["groups"]]
-    options = [_as_now(_options(now), then) for now, then in zip(optimizer.param_groups, saved, strict=True)]
+    built = [whole(group.get("built", {}), tensors) for group in about["groups"]]
+    options = [
+        _as_now(_options(now), {**then, **_changed(_options(now), given)})
+        for now, then, given in zip(optimizer.param_groups, saved, built, strict=True)
+    ]
     packed = [
         {**values, "params": [numbers[name] for name in names]}
         for values, names in zip(options, groups, strict=True)
@@ -141,6 +159,7 @@ def load_optimizer(
         if name in about["state"]:
             now = optimizer.state[parameter]
             optimizer.state[parameter] = _settled(now, state[numbers[name]], name, on_host)
+    _begin(optimizer)
 
 
 def _differences(
@@ -173,6 +192,31 @@ def _differences(
 
 def _group_of(groups: Iterable[Iterable[str]]) -> dict[str, int]:
     return {name: i for i, names in enumerate(groups) for name in names}
+
+
+def _changed(now: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that are given otherwise now. A checkpoint that does not tell what was given has none."""
+    return {k: v for k, v in now.items() if k in given and not _same(v, given[k])}
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one.detach().cpu(), other.detach().to("cpu", one.dtype))
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return False
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other)
+
+
+def _begin(optimizer: Optimizer) -> None:
+    """State for options that are new in a run that goes on."""
+    wanted = [(option, name) for kind, option, name in _BEGINS if isinstance(optimizer, kind)]
+    for group in optimizer.param_groups:
+        names = [name for option, name in wanted if group.get(option)]
+        for parameter in group["params"]:
+            for name in names if optimizer.state.get(parameter) else ():
+                optimizer.state[parameter].setdefault(name, torch.zeros_like(parameter))
 
 
 def _as_now(now: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,15 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from frostline.errors import FrostlineError, UsageError
+from frostline.trainer.checkpoint import NO_ROOM, no_room
 from frostline.trainer.sinks import KINDS, Sink, TensorBoard, Value, Wandb
 
 log = logging.getLogger("frostline")
@@ -96,7 +98,8 @@ class Recorder:
     def flush(self) -> None:
         """Onto the disk, so that a checkpoint that is on the disk never knows more than the metrics."""
         self._must_be_open()
-        os.fsync(self._fd)
+        with self._explained(0):
+            os.fsync(self._fd)
         self._pass_on(lambda sink: sink.flush())
 
     def close(self, *, failed: bool = False) -> None:
@@ -116,15 +119,24 @@ class Recorder:
         self.close(failed=kind is not None)
 
     def _open(self) -> None:
-        try:
+        with self._explained(0):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             whole = self.path.read_bytes().rfind(b"\n") + 1
             if whole < os.fstat(self._fd).st_size:  # a process was killed, or the disk full, inside a line
                 os.ftruncate(self._fd, whole)
+
+    @contextmanager
+    def _explained(self, needed: int) -> Iterator[None]:
+        """What the disk says, in words; needed: bytes that were to be written."""
+        try:
+            yield
         except OSError as e:
+            if e.errno in NO_ROOM:
+                raise no_room("the metrics", self.path, needed=needed, code=e.errno) from e
             raise UsageError(
-                f"Metrics cannot be written to {str(self.path)!r}: {e.strerror or e}. Choose another folder."
+                f"Metrics cannot be written to {str(self.path)!r}: {e.strerror or e}. Choose another folder, "
+                f"or mend that and run the same command again; checkpoints written before are whole."
             ) from e
 
     def _pass_on(self, do: Callable[[Sink], None]) -> None:
@@ -146,20 +158,27 @@ class Recorder:
     def _append(self, line: bytes) -> None:
         self._must_be_open()
         before = os.fstat(self._fd).st_size
-        try:
-            while line:
-                line = line[os.write(self._fd, line) :]
-        except OSError as e:
-            os.ftruncate(self._fd, before)  # whole lines only
-            raise OSError(e.errno, e.strerror, str(self.path)) from e
+        with self._explained(len(line)):
+            try:
+                while line:
+                    line = line[os.write(self._fd, line) :]
+            except OSError:
+                with suppress(OSError):  # what stays of it, the next `_open` cuts off
+                    os.ftruncate(self._fd, before)  # whole lines only
+                raise
 
     def _replace(self, content: bytes) -> None:
         aside = self.path.with_name(f".{METRICS}.aside")
-        with open(aside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, self.path)
+        with self._explained(len(content)):
+            try:
+                with open(aside, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(aside, self.path)
+            except OSError:
+                aside.unlink(missing_ok=True)
+                raise
         os.close(self._fd)
         self._fd = -1
         self._open()

@@ -18,7 +18,7 @@ from frostline.store import Store, Table
 from frostline.trainer import checkpoint, moment, state
 from frostline.trainer.budget import Budget
 from frostline.trainer.distributed import Single, ranks
-from frostline.trainer.evaluation import TESTED, split_for
+from frostline.trainer.evaluation import TESTED, split_for, splits_of
 from frostline.trainer.evaluation import evaluate as evaluate_model
 from frostline.trainer.folder import Chosen, choose, held
 from frostline.trainer.job import Job, PathLike, TrainResult
@@ -46,6 +46,7 @@ def train(
     tensorboard: bool = False,
     wandb: bool | str = False,
     quiet: bool = False,
+    target: str | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> TrainResult:
     """Train a workload's model. Killed at any moment and called again, it ends with the same bits.
@@ -69,6 +70,7 @@ def train(
     max_bad:        samples that may fail while the store is made, a number or a share.
     training:       settings over the workload's own (see `frostline.training.Training`).
     strict:         a model that cannot be compiled is an error.
+    target, parameters: what the workload was made from; a run of anything else is not gone on with.
     """
     began = time.monotonic()
     _refuse(workload)
@@ -77,10 +79,11 @@ def train(
     group, place = ranks(device)
     try:
         config: dict[str, Any] = {
-            "parameters": dict(parameters or {}), "training": asdict(settings),
+            "target": target, "parameters": dict(parameters or {}), "training": asdict(settings),
             "batch_size": workload.batch_size, "init_from": str(init_from) if init_from else None,
         }  # fmt: skip
         chosen = _chosen(workload, Path(out) if out else None, resume, config, group)
+        _refuse_early(chosen, Path(out) if out and group.rank == 0 else None, init_from)
         progress = TrainProgress(quiet=quiet or group.rank > 0)
         making = Options(device=str(place), max_hours=max_hours, max_bad=max_bad)
         stores = None if live else _stores(workload, store, making, group, quiet)
@@ -110,14 +113,45 @@ def evaluate(
     group, place = ranks(device)
     loaded = checkpoint.load(Path(path), only=["model", "buffers", "extra"])
     moment.refuse_foreign(loaded, ("model",))
+    progress = TrainProgress(quiet=quiet)
+    chosen = _looked_at(workload, split, progress)
     stores = None if live else _stores(workload, store, Options(device=str(place)), group, quiet)
     with settled(settings):
-        job = Job(workload, settings, Budget(steps=1), place, group, TrainProgress(quiet=quiet), False)
+        job = Job(workload, settings, Budget(steps=1), place, group, progress, False)
         step = job.step()
         beside = {"buffers": loaded.groups["buffers"], "extra": loaded.groups["extra"]}
         state.load_model(step.model, loaded.groups["model"], about=loaded.state["model"], **beside)
-        chosen = split_for(workload, TESTED, split)
-        return evaluate_model(workload, step, job.supply(stores, chosen, train=False))
+        batches = job.supply(stores, chosen, train=False)
+        return evaluate_model(workload, step, batches)
+
+
+def _looked_at(workload: Workload, split: str | None, progress: TrainProgress) -> str | None:
+    """The split to evaluate on; never in silence one with samples that were trained on."""
+    chosen, known = split_for(workload, TESTED, split), splits_of(workload)
+    if chosen is None and known:
+        raise UsageError(
+            f"The workload's splits are {', '.join(known)}; none is called {' or '.join(TESTED)}. Say which "
+            "one to look at: --split NAME."
+        )
+    progress.note(
+        f"on the split {chosen!r}" if chosen else "no splits: on all samples, also those it was trained on"
+    )
+    return chosen
+
+
+def _refuse_early(chosen: Chosen, out: Path | None, init_from: PathLike | None) -> None:
+    """What would only be found after the store is made."""
+    if init_from is not None and not Path(init_from).exists():
+        raise UsageError(f"--init-from {init_from}: there is no such file or folder.")
+    other = next((note for note in chosen.notes if note.startswith("init_from ")), None)
+    if chosen.checkpoint is not None and init_from is not None and other is not None:
+        raise UsageError(
+            f"{chosen.folder} goes on from {chosen.checkpoint.name}, and --init-from is what a run begins "
+            f"with ({other}). Leave --init-from away, or begin another run with another --out."
+        )
+    if out is not None:
+        with held(Chosen(out)):  # it can be written to, and nobody trains in it
+            pass
 
 
 def _refuse(workload: Any) -> None:

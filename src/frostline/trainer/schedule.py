@@ -104,7 +104,10 @@ def _of_kind(schedule: Schedule) -> list[str]:
     if schedule.kind not in get_args(Kind):
         problems.append(f"kind is {schedule.kind!r}; one of {', '.join(get_args(Kind))}")
     elif schedule.kind in ("cosine", "linear") and end == (None, None):
-        problems.append(f"{schedule.kind} has to know its end: give it steps, epochs or hours")
+        problems.append(
+            f"{schedule.kind} has to know its end: give steps, epochs or schedule_hours (--schedule-hours); "
+            f"max_hours ends a call, and not the schedule"
+        )
     if None not in end:
         problems.append("total_steps and total_s are both given; an end is one of them")
     return problems

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,12 @@ from frostline.batch import Batch
 from frostline.errors import TrainStopped
 from frostline.training import Training
 
+_KEYS = 8
+"""So many keys of a skipped step are kept."""
+
+_Bad = tuple[int, list[str]]
+"""A skipped step and the first keys of its rows."""
+
 
 class Skipped:
     """Flags stay on the device until somebody looks; the keys of the rows stay beside them.
@@ -19,14 +26,16 @@ class Skipped:
     >>> skipped = Skipped(Training(max_bad_steps=0), print)
     >>> skipped.add(1, Batch({}, ["a"]), torch.tensor(0.0))
     >>> skipped.look(1, any_bad=False)
-    >>> skipped.steps()
-    []
+    >>> skipped.state()
+    {'steps': [], 'told': 1}
     """
 
     def __init__(self, settings: Training, note: Callable[[str], None]) -> None:
         self._most, self._window = settings.max_bad_steps, settings.bad_window
         self._note = note
-        self._found: deque[int] = deque()
+        self._found: deque[_Bad] = deque()
+        self._told = 0
+        """The step of the last look: skipped ones after it have not been told of."""
         self._recent: list[tuple[int, Batch, Tensor]] = []
 
     def __bool__(self) -> bool:
@@ -36,34 +45,50 @@ class Skipped:
     def add(self, at: int, batch: Batch, bad: Tensor) -> None:
         self._recent.append((at, Batch({}, batch._keys), bad))  # its rows may go
 
-    def steps(self) -> list[int]:
-        """Numbers of the skipped steps, for a checkpoint. Waits for the device."""
-        return [*self._found, *(at for at, _ in _bad_of(self._recent))]
+    def state(self) -> dict[str, Any]:
+        """The skipped steps with their keys, for a checkpoint. Waits for the device."""
+        return {"steps": [[*one] for one in (*self._found, *_bad_of(self._recent))], "told": self._told}
 
-    def load(self, steps: Iterable[int]) -> None:
-        self._found = deque(steps)
+    def load(self, state: Mapping[str, Any] | Sequence[int]) -> None:
+        """Go on where `state` was taken. A list of numbers: as checkpoints had it at first, without keys."""
+        if not isinstance(state, Mapping):
+            state = {"steps": [[at, []] for at in state], "told": 0}
+        self._found, self._told = deque((at, [*keys]) for at, keys in state["steps"]), state["told"]
 
-    def look(self, at: int, *, any_bad: bool) -> None:
-        """After step `at`; too many end the run, with the first one's keys."""
+    def look(self, at: int, *, any_bad: bool, saved: int | None = None) -> None:
+        """After step `at`; too many end the run, with the first one's keys. saved: the last checkpoint."""
         recent, self._recent = self._recent, []
+        told, self._told = self._told, at
         if not any_bad:
             return
-        bad = _bad_of(recent)
-        self._found.extend(step for step, _ in bad)
-        while self._found and self._found[0] <= at - self._window:
+        self._found.extend(_bad_of(recent))
+        new = [bad for bad in self._found if bad[0] > told]
+        while self._found and self._found[0][0] <= at - self._window:
             self._found.popleft()
-        keys = bad[0][1].keys_of_rows if bad else []
-        told = f"step {bad[0][0]:,}, keys {', '.join(map(repr, keys[:5]))}" if bad else "an earlier step"
-        self._note(f"{len(bad)} updates skipped: loss or gradient is no number ({told})")
+        if new:
+            skipped = "1 update" if len(new) == 1 else f"{len(new):,} updates"
+            self._note(f"{skipped} skipped: loss or gradient is no number ({_named(new[0])})")
         if len(self._found) > self._most:
+            kept = (
+                "No checkpoint was written yet"
+                if saved is None
+                else f"The checkpoint of step {saved:,} is whole"
+            )
             raise TrainStopped(
                 f"{len(self._found)} of the last {self._window} updates were skipped, because loss "
                 f"or gradient was no number (max_bad_steps={self._most}). First in this "
-                f"window: {told}{' …' if len(keys) > 5 else ''}. The last checkpoint is whole. Look at these "
-                f"samples; try a smaller rate, clip=1.0, or precision bf16 instead of fp16."
+                f"window: {_named(self._found[0])}. {kept}. Look at these samples; try a smaller rate, "
+                f"clip=1.0, or precision bf16 instead of fp16."
             )
 
 
-def _bad_of(recent: list[tuple[int, Batch, Tensor]]) -> list[tuple[int, Batch]]:
+def _named(bad: _Bad) -> str:
+    at, keys = bad
+    more = ", …" if len(keys) >= _KEYS else ""
+    return f"step {at:,}" + (f", keys {', '.join(map(repr, keys))}{more}" if keys else "")
+
+
+def _bad_of(recent: list[tuple[int, Batch, Tensor]]) -> list[_Bad]:
     flags = torch.stack([bad for _, _, bad in recent]).tolist() if recent else []
-    return [(at, batch) for (at, batch, _), flag in zip(recent, flags, strict=True) if flag]
+    found = [(at, batch) for (at, batch, _), flag in zip(recent, flags, strict=True) if flag]
+    return [(at, batch.keys_of_rows[:_KEYS]) for at, batch in found]

@@ -20,7 +20,8 @@ import frostline as fl
 from frostline import stages
 from frostline.errors import MissingExtra, UsageError
 from frostline_recipes.foveated import lists
-from frostline_recipes.foveated.lists import Captions, Clip
+from frostline_recipes.foveated.lists import Clip
+from frostline_recipes.foveated.splits import SPLITS, divided
 
 VIDEO = (
     ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".ogv", ".flv", ".wmv",
@@ -41,6 +42,7 @@ def clips(
     max_s: float = math.inf,
     limit: int | None = None,
     need_captions: bool = False,
+    divide: bool = False,
 ) -> fl.Source:
     """Clips that last min_s…max_s: fields key, path, duration_s, and caption and split where they are known.
 
@@ -49,6 +51,7 @@ def clips(
     captions: a list for clips whose captions are not in `videos`. A folder's own captions.csv (.json …) is
               found by itself.
     limit:    at most so many clips, of each split its share.
+    divide:   name splits also where nobody does, if these are so few clips that one would be empty.
 
     A clip that cannot be opened stays in, with duration_s 0, and so does one whose header tells none.
     """
@@ -61,6 +64,9 @@ def clips(
     if need_captions:
         _refuse_missing(found, told)
     _refuse_part_of_splits(found, told)
+    if divide and not any(row.split for row in told):
+        kept = _divided(kept)
+        told = [row for row, _ in kept]
     extra = [name for name in ("caption", "split") if any(getattr(row, name) for row in told)]
     rows = [
         {"key": _key(row), "path": row.path, "duration_s": s, **{name: getattr(row, name) for name in extra}}
@@ -161,11 +167,11 @@ def _with_captions(found: _Found, captions: str | None, need: bool) -> _Found:
     if given is None:
         return found
     read = lists.read(Path(given), need_caption=need or captions is not None)
-    lines = Captions(read, os.path.dirname(given))
-    told = []
-    for clip in found.clips:
-        line = lines.of(clip.path, found.root)
-        told.append(Clip(clip.path, line.caption, line.split or clip.split) if line else clip)
+    lines = lists.matched([clip.path for clip in found.clips], found.root, read, os.path.dirname(given))
+    told = [
+        Clip(clip.path, line.caption, line.split or clip.split) if line else clip
+        for clip, line in zip(found.clips, lines, strict=True)
+    ]
     return replace(found, clips=told, list=given)
 
 
@@ -198,6 +204,15 @@ def _refuse_part_of_splits(found: _Found, clips: Sequence[Clip]) -> None:
             "keys, or give that list as videos= to use only its own clips:",
             problems=_first(bare),
         )
+
+
+def _divided(kept: Sequence[tuple[Clip, float]]) -> list[tuple[Clip, float]]:
+    """With splits, where by shares of the keys one would be empty."""
+    # A clip that cannot be opened will be quarantined: no split should have to rest on it.
+    sure = [_key(clip) for clip, seconds in kept if seconds]
+    every = [_key(clip) for clip, _ in kept]
+    found = divided(sure if len(sure) >= len(SPLITS) else every)
+    return [(replace(clip, split=found.get(_key(clip), "train") if found else ""), s) for clip, s in kept]
 
 
 def _first(paths: Sequence[str]) -> list[str]:

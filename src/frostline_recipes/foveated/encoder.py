@@ -51,6 +51,9 @@ class Encoder(nn.Module):
         self.network: Any = getattr(network, "network", network)
         self.preprocess, self.trainable = preprocess, trainable
         self.network.requires_grad_(trainable).eval()
+        for name, parameter in self.network.named_parameters():
+            if name.endswith("mask_token"):  # stands for patches that are hidden, and here none is
+                parameter.requires_grad_(False)
         _parts(self.network)  # another kind of network is refused here
 
     @property

@@ -22,7 +22,8 @@ from frostline.errors import UsageError
 from frostline_recipes.foveated import networks
 from frostline_recipes.foveated.model import Objective
 from frostline_recipes.foveated.networks import Vision
-from frostline_recipes.foveated.training import SPLITS, Settings, trained
+from frostline_recipes.foveated.splits import SPLITS, divided
+from frostline_recipes.foveated.training import Settings, trained
 
 
 def workload(
@@ -79,7 +80,7 @@ def workload(
     outputs = [*seen, *(name for stage in steps for name in stage.writes)]
     picked = fl.Pick(seen, num_frames, eval="spread")
     pipeline = fl.Pipeline(rows.source(), *steps, picked, outputs=outputs)
-    return trained(pipeline, vision, llm, how, splits=SPLITS)
+    return trained(pipeline, vision, llm, how, splits="split" if rows.split else SPLITS)
 
 
 class Rows:
@@ -94,7 +95,8 @@ class Rows:
                 "choose an objective that does not read it."
             )
         self.store, self.wanted = store, dict(wanted)
-        self.column_names = ["key", *wanted]
+        self.split = divided([*store.keys])
+        self.column_names = ["key", *wanted, *(["split"] if self.split else [])]
 
     def __len__(self) -> int:
         return len(self.store)
@@ -104,7 +106,8 @@ class Rows:
             return [*self.store.keys]
         row = self.store.rows([i], [*self.wanted.values()])
         found = {name: row[field][0] for name, field in self.wanted.items()}
-        return {"key": self.store.keys[i], **found}
+        key = self.store.keys[i]
+        return {"key": key, **found, **({"split": self.split[key]} if self.split else {})}
 
     def source(self) -> fl.Source:
         """Of the store as it is now: another commit is another version."""
@@ -126,11 +129,17 @@ def _seen(rows: Rows, prefix: int, num_frames: int, fewest: int) -> Vision:
             f"{name} is {list(shape)}; expected [frames, tokens, width], with prefix={prefix} tokens before "
             "a square of patches: 325 are 1 + 18 x 18"
         )
+    elif shape[0] is None:
+        problems.append(
+            f"{name} is [any, {tokens}, {width}]: the number of frames differs from file to file, and the "
+            "model needs the same of all. Import again with --ragged never --max-bad N: up to N files that "
+            "differ from most are then set aside"
+        )
     elif not fewest <= num_frames <= frames:
         problems.append(f"num_frames is {num_frames}, and {frames} are stored; at least {fewest}")
     latents = rows.shape("latents") if "latents" in rows.wanted else (frames, 4, 1, 1)
-    if len(latents) != 4 or latents[:2] != (frames, 4):
-        problems.append(f"{rows.wanted['latents']} is {list(latents)}; expected [{frames}, 4, h, w]")
+    if len(latents) != 4 or (latents[0] or 0, latents[1]) != (frames, 4):
+        problems.append(f"{rows.wanted['latents']} is {list(latents)}; expected [{frames or 'any'}, 4, h, w]")
     if problems:
         raise UsageError(f"foveated cannot learn from {rows.store}:", problems=problems)
     return Vision("imported", width, 1, prefix, side)

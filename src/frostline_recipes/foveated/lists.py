@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -103,32 +104,39 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value).strip()
 
 
-class Captions:
-    """Finds a clip's line in a list, by its path or, where only one line has it, by its name.
+def matched(paths: Sequence[str], root: str, lines: Sequence[Clip], folder: str) -> list[Clip | None]:
+    """Each clip's line of a list that lies in `folder`: by its path, or by its name.
 
-    >>> lines = Captions([Clip("a/1.mp4", "one"), Clip("b/1.mp4", "two"), Clip("b/2.mp4", "three")], "list")
-    >>> [lines.of(path, "clips") for path in ("b/1.mp4", "2.webm", "1.mp4")]
+    By a name only where one clip and one line have it: two clips of one name are told apart by nothing else,
+    and one of them would get the caption of the other.
+
+    >>> lines = [Clip("a/1.mp4", "one"), Clip("b/1.mp4", "two"), Clip("b/2.mp4", "three")]
+    >>> matched(["b/1.mp4", "2.webm", "c/1.mp4"], "clips", lines, "list")
     [Clip(path='b/1.mp4', caption='two', split=''), Clip(path='b/2.mp4', caption='three', split=''), None]
     """
+    exact: dict[str, Clip] = {}
+    by_name: dict[str, list[Clip]] = {}
+    for line in lines:
+        for name in (line.path, _absolute(folder, line.path)):
+            exact.setdefault(name, line)
+        for name in _names(line.path):
+            by_name.setdefault(name, []).append(line)
+    clips_of = Counter(name for path in paths for name in _names(path))
 
-    def __init__(self, lines: Iterable[Clip], folder: str) -> None:
-        self._exact: dict[str, Clip] = {}
-        self._loose: dict[str, Clip | None] = {}
-        for line in lines:
-            for name in (line.path, _absolute(folder, line.path)):
-                self._exact.setdefault(name, line)
-            for name in _names(line.path):
-                self._loose[name] = line if self._loose.get(name, line) == line else None
-
-    def of(self, path: str, root: str) -> Clip | None:
+    def of(path: str) -> Clip | None:
         for name in (_absolute(root, path), path):
-            if name in self._exact:
-                return self._exact[name]
-        return next((self._loose[name] for name in _names(path) if name in self._loose), None)
+            if name in exact:
+                return exact[name]
+        named = next((name for name in _names(path) if name in by_name), "")
+        alone = clips_of[named] == 1 and len(by_name[named]) == 1
+        return by_name[named][0] if alone else None
+
+    return [of(path) for path in paths]
 
 
-def _names(path: str) -> tuple[str, str]:
-    return PurePosixPath(path).name, PurePosixPath(path).stem
+def _names(path: str) -> dict[str, None]:
+    """With its suffix and without, each once."""
+    return dict.fromkeys((PurePosixPath(path).name, PurePosixPath(path).stem))
 
 
 def _absolute(root: str, path: str) -> str:

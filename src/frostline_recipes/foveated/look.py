@@ -8,6 +8,7 @@ frames of the film, N tokens of a frame.
 from __future__ import annotations
 
 import csv
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -87,6 +88,8 @@ def run(ctx: Any, checkpoint: str, clip: str, n: int, split: str) -> dict[str, A
     from frostline_recipes.foveated.workload import load
 
     model, trained = load(checkpoint)
+    # A run's folder is that of its newest checkpoint: after more training, pictures are of another model.
+    weights = _content(model)
     model = model.to(ctx.device).eval()
     data = next(iter(trained.pipelines.values()))
     rows = chosen(trained, clip, n, split)
@@ -95,7 +98,7 @@ def run(ctx: Any, checkpoint: str, clip: str, n: int, split: str) -> dict[str, A
     for i, row in enumerate(ctx.progress(rows, what="clips")):
         folder = ctx.out / f"{i:02d}-{_slug(row['key'])}"
         drawn = partial(_one, ctx, folder, model, data, row, words)
-        made = ctx.once(f"look {row['key']}", drawn)
+        made = ctx.once(f"look {row['key']}", drawn, of={**ctx.parameters, "weights": weights})
         grid, film, heads = ((folder / name).read_bytes() for name in ("grid.png", "gaze.mp4", "heads.png"))
         shown.append(page.Shown(row["key"], grid, film, heads, made["captions"], made["figures"]))
     curves = _curves(checkpoint)
@@ -115,6 +118,7 @@ def _one(
     """One clip through the model, drawn; → what the page says of it."""
     # live, by itself: the store of the training must not become one of this clip alone
     alone = fl.Workload(fl.Pipeline(fl.Source.table([row]), *data.steps, outputs=data.outputs), run=run)
+    frames, frame_times = film_frames(row["path"], data)  # first: it says what is wrong with a clip
     batch = next(iter(ctx.feed(workload=alone, batch_size=1, live=True)))
     tells = getattr(model, "objective", "caption") != "reconstruct"
     with torch.no_grad():
@@ -123,7 +127,6 @@ def _one(
         told = {who: model.caption(batch, mode=who)[0] for who in looked}
     names = ["coarse", *(f"fine {k}" for k in range(1, len(passes)))]
     times = batch["times"][0].double().cpu().numpy()
-    frames, frame_times = film_frames(row["path"], data)
     nearest = np.abs(frame_times[None, :] - times[:, None]).argmin(1)
     captions = {"truth": row.get("caption") or "", **{who: words(ids) for who, ids in told.items()}}
     sample = Sample(
@@ -190,8 +193,14 @@ def film_frames(path: str, data: fl.Pipeline) -> tuple[Tensor, Floats]:
 
 
 def _count(path: str) -> int:
-    with stages.open_clip(path) as clip:
-        return sum(packet.size > 0 for packet in clip.demux(video=0))
+    """Frames of a film, as its packets tell; 0 where it cannot be read: decoding says why."""
+    import av
+
+    try:
+        with stages.open_clip(path) as clip:
+            return sum(packet.size > 0 for packet in clip.demux(video=0))
+    except (av.FFmpegError, OSError, IndexError):
+        return 0
 
 
 def truth(path: str, times: Floats) -> Floats | None:
@@ -233,6 +242,15 @@ def _curves(checkpoint: str) -> str:
         (p / "metrics.jsonl" for p in (place, *place.parents[:2]) if (p / "metrics.jsonl").is_file()), None
     )
     return page.curves(page.read_metrics(found)) if found else ""
+
+
+def _content(model: torch.nn.Module) -> str:
+    """A digest of all weights and buffers."""
+    found = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        found.update(f"{name} {value.dtype} {list(value.shape)} ".encode())
+        found.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 def _slug(key: str) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from frostline_recipes.foveated.passes import Pass, losses
+from frostline_recipes.foveated.passes import Pass, losses, parts
 
 log = logging.getLogger("frostline")
 
@@ -24,6 +24,8 @@ STUCK, UNIFORM = 0.005, 0.01
 """A ratio that near to 1, or an entropy that near to uniform, is an alarm."""
 CONTROLS = ("random", "shuffled")
 """Of queries. The static query is the third, and the coarse pass itself."""
+HELPED = 1.02
+"""What random queries gain should stay below this: they choose nothing."""
 
 
 def loss(model: nn.Module, batch: Any, *, lambda_coarse: float = 1.0, coarse_only: bool = False) -> Any:
@@ -65,7 +67,8 @@ def evaluate(
     """
     each, told = by_clip(model, feed, coarse_only=coarse_only, rows=rows)
     told = {f"loss_{name}": float(values.mean()) for name, values in each.items()} | told
-    told.setdefault("loss", told["loss_coarse" if coarse_only else "loss_fine"])
+    last = "coarse" if coarse_only else "fine"
+    told["loss"] = told.get(f"loss_total_{last}", told[f"loss_{last}"])
     told["clips"] = float(len(each["coarse"]))
     if not coarse_only:
         told |= _compared(each)
@@ -99,13 +102,11 @@ def _one(model: Any, batch: Any, *, coarse_only: bool) -> tuple[dict[str, Tensor
     passes = model(batch, mode="coarse" if coarse_only else "evaluate", seen=seen)
     n = passes[0].extracted.shape[0]
     found = {"coarse": passes[0].judged_B}
-    figures = health(passes[-1])
-    if passes[0].caption_B is not None and passes[0].reconstruct_B is not None:
-        # of a joint loss also the sum and its parts; the verdict is on captions
-        figures |= {**losses(passes), "loss": passes[-1].loss}
+    figures = health(passes[-1]) | parts(passes[0], "coarse")
     if coarse_only:
         return found, figures, n
     found["fine"] = passes[-1].judged_B
+    figures |= parts(passes[-1], "fine")
     for control in CONTROLS:
         if control != "shuffled" or n > 1:
             found[control] = model(batch, mode="evaluate", queries=control, seen=seen)[-1].judged_B
@@ -148,18 +149,39 @@ def ratio_of(above: Sequence[float], below: Sequence[float], draws: int = 2000) 
     return float(a.mean() / b.mean()), float(low), float(high)
 
 
-def verdict(ratio: float, low: float, high: float) -> str:
+def verdict(ratio: float, low: float, high: float, controls: Mapping[str, float] | None = None) -> str:
     """What document 001 would call it; an interval that reaches 1 shows nothing.
+
+    controls: their ratios, as {"random": 1.001}; what queries without a choice gain as well shows nothing.
 
     >>> verdict(1.22, 1.18, 1.26)
     'very promising: ratio 1.220 (1.180 to 1.260)'
+    >>> verdict(1.22, 1.18, 1.26, {"random": 1.21})
+    'not shown: ratio 1.220 (1.180 to 1.260), and random queries give 1.210; below 1.02 is expected'
     """
     figures = f"ratio {ratio:.3f} ({low:.3f} to {high:.3f})"
-    if not low > 1:  # also where it is no number
+    if not low > 1 or abs(ratio - 1) < STUCK:  # also where it is no number
         return f"not shown: {figures}"
+    if why := _without_choice(ratio, controls or {}):
+        return f"not shown: {figures}, and {why}"
     if ratio > 1.15:
         return f"very promising: {figures}"
     return f"{'proof of concept' if ratio >= 1.05 else 'a little better, below the 1.05 aimed at'}: {figures}"
+
+
+def _without_choice(ratio: float, controls: Mapping[str, float]) -> str:
+    """Why a gain does not come from where the model chose to look; empty where the controls gain nothing."""
+    if not controls.get("random", 1.0) < HELPED:  # also where it is no number
+        return f"random queries give {controls['random']:.3f}; below {HELPED:g} is expected"
+    as_well = [name for name, found in controls.items() if not found < ratio]
+    if as_well:
+        told = " and ".join(f"{name} queries ({controls[name]:.3f})" for name in as_well)
+        return f"{told} do as well as those that were asked"
+    return ""
+
+
+def _controls(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: figures[f"ratio_{name}"] for name in CONTROLS if f"ratio_{name}" in figures}
 
 
 def alarms(figures: Mapping[str, float]) -> list[str]:
@@ -167,10 +189,11 @@ def alarms(figures: Mapping[str, float]) -> list[str]:
     found = []
     if not all(math.isfinite(figures[name]) for name in ("ratio", "entropy") if name in figures):
         found.append("losses or attention are no numbers: the model is broken")
-    if abs(figures.get("ratio", 0.0) - 1) < STUCK:
-        found.append(
-            f"the ratio is {figures['ratio']:.4f}: the fine pass tells nothing that the coarse one did not"
-        )
+    ratio = figures.get("ratio", math.nan)
+    if abs(ratio - 1) < STUCK:
+        found.append(f"the ratio is {ratio:.4f}: the fine pass tells nothing that the coarse one did not")
+    elif ratio > 1 and (why := _without_choice(ratio, _controls(figures))):
+        found.append(f"{why}: what the fine pass gains does not come from where it looks")
     if figures["entropy"] > 1 - UNIFORM:
         found.append(
             f"attention is uniform (entropy {100 * figures['entropy']:.1f} % of its most): "
@@ -182,10 +205,11 @@ def alarms(figures: Mapping[str, float]) -> list[str]:
 def say(figures: Mapping[str, float]) -> None:
     """The verdict and the alarms, where a person sees them; of a coarse pass alone only the alarms."""
     if "ratio" in figures:
-        told = verdict(figures["ratio"], figures["ratio_low"], figures["ratio_high"])
+        controlled = _controls(figures)
+        told = verdict(figures["ratio"], figures["ratio_low"], figures["ratio_high"], controlled)
         if figures.get("clips") == 1:
             told = f"not shown: ratio {figures['ratio']:.3f} of one clip, and of one there is no interval"
-        controls = ", ".join(f"{name} queries {figures[f'ratio_{name}']:.3f}" for name in CONTROLS)
+        controls = ", ".join(f"{name} queries {found:.3f}" for name, found in controlled.items())
         log.warning("foveated: %s. Controls: %s.", told, controls)
     for alarm in alarms(figures):
         log.warning("foveated: %s.", alarm)

@@ -43,17 +43,16 @@ def _problem(what: str, name: str, known: Sequence[str]) -> str:
     return f"{what}={name!r} is no folder here, and names on the hub are owner/name. {listed}"
 
 
-def configuration(what: str, name: str, place: str) -> dict[str, Any]:
+def configuration(what: str, name: str, place: str) -> Any:
     """The configuration of a network of transformers, from its folder or the hub; no weights are loaded."""
     try:
         from transformers import AutoConfig
     except ImportError as e:
         raise MissingExtra.needed(f"{what}={name!r}", package="transformers", extra="hf") from e
     try:
-        found: dict[str, Any] = AutoConfig.from_pretrained(place, trust_remote_code=False).to_dict()
+        return AutoConfig.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError) as e:
         raise not_found(what, name, place, e) from e
-    return found
 
 
 def autoencoder(what: str, name: str, place: str) -> dict[str, Any]:

@@ -86,9 +86,10 @@ def find(*, encoder: str, llm: str, vae: str, size: int, latents: bool) -> Visio
     names.refuse_unknown(known, {"encoder": encoder, "llm": llm, "vae": vae})
     found = vision(encoder, size)
     if llm not in OWN_LLMS:
-        names.configuration("llm", llm, LLMS.get(llm, llm))
-    if latents and vae != "small":
-        _refuse_other_latents(vae, names.autoencoder("vae", vae, VAES.get(vae, vae)))
+        _refuse_other_words(llm, _empty_language_model(llm))
+    if latents:
+        config = SMALL_VAE if vae == "small" else names.autoencoder("vae", vae, VAES.get(vae, vae))
+        _refuse_other_latents(vae, config, size)
     return found
 
 
@@ -181,12 +182,29 @@ def language_model(name: str, *, seed: int = 0) -> Any:
         )
     except (OSError, ValueError) as e:
         raise names.not_found("llm", name, LLMS.get(name, name), e) from e
+    _refuse_other_words(name, found)
+    return found
+
+
+def _empty_language_model(name: str) -> Any:
+    """As its configuration says, without weights: what it is built of is known before anything is loaded."""
+    place = LLMS.get(name, name)
+    config = names.configuration("llm", name, place)
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except ValueError as e:  # it tells no words
+        raise names.not_found("llm", name, place, e) from e
+
+
+def _refuse_other_words(name: str, found: Any) -> None:
     if not (hasattr(found, "lm_head") and hasattr(getattr(found, "model", None), "embed_tokens")):
         raise UsageError(
             f"llm={name!r} is a {type(found).__name__}; foveated takes language models that are built like "
             "Llama, with .model.embed_tokens and .lm_head: SmolLM2, Llama, Qwen, Mistral."
         )
-    return found
 
 
 def preprocess(size: int) -> nn.Module:
@@ -195,7 +213,7 @@ def preprocess(size: int) -> nn.Module:
     return made
 
 
-def _refuse_other_latents(name: str, config: Mapping[str, Any]) -> None:
+def _refuse_other_latents(name: str, config: Mapping[str, Any], size: int) -> None:
     kind, channels = config.get("_class_name"), config.get("latent_channels", 4)
     if kind not in ("AutoencoderKL", "AutoencoderTiny") or channels != 4:
         raise UsageError(
@@ -203,9 +221,19 @@ def _refuse_other_latents(name: str, config: Mapping[str, Any]) -> None:
             f"AutoencoderTiny with 4, as Stable Diffusion's: small, {', '.join(VAES)}, or a folder or hub "
             "name of one."
         )
+    blocks = config.get("block_out_channels") or config.get("encoder_block_out_channels")
+    default = {"AutoencoderKL": 1, "AutoencoderTiny": 4}[kind]  # what diffusers takes where none are named
+    factor = 2 ** (len(blocks or [0] * default) - 1)
+    if size % factor:
+        raise UsageError(
+            f"frame_size is {size}, which {factor} does not divide: a latent of vae={name!r} stands for "
+            f"{factor} x {factor} pixels. Take {size - size % factor or factor} or "
+            f"{size - size % factor + factor}; objective=caption needs no latents."
+        )
 
 
 def _config(name: str) -> Mapping[str, Any]:
     if name in SEEDED:
         return SEEDED[name]
-    return names.configuration("encoder", name, ENCODERS.get(name, name))
+    found: dict[str, Any] = names.configuration("encoder", name, ENCODERS.get(name, name)).to_dict()
+    return found

@@ -93,22 +93,29 @@ class Passes:
 
 
 def losses(passes: Passes, lambda_coarse: float = 1.0) -> dict[str, Tensor]:
-    """What is trained: the last fine pass and `lambda_coarse` times the coarse one; or the one there is."""
+    """What is trained: the last fine pass and `lambda_coarse` times the coarse one; or the one there is.
+
+    loss_fine and loss_coarse are what a verdict is on: of a joint objective the captions. Its latents are
+    loss_reconstruct_…, and the sums of both loss_total_….
+    """
     first, last = passes[0].loss, passes[-1].loss
     if len(passes) == 1:
-        return {"loss": first, "loss_coarse": first, **_parts(passes[0], "coarse")}
-    whole = {"loss": last + lambda_coarse * first, "loss_fine": last, "loss_coarse": first}
-    return {**whole, **_parts(passes[-1], "fine"), **_parts(passes[0], "coarse")}
-
-
-def _parts(one: Pass, name: str) -> dict[str, Tensor]:
-    """What a joint loss is the sum of."""
-    if one.loss_caption is None or one.loss_reconstruct is None:
-        return {}
+        return {"loss": first, **_named(passes[0], "coarse")}
     return {
-        f"loss_caption_{name}": one.loss_caption.detach(),
-        f"loss_reconstruct_{name}": one.loss_reconstruct.detach(),
-    }
+        "loss": last + lambda_coarse * first, **_named(passes[-1], "fine"), **_named(passes[0], "coarse"),
+    }  # fmt: skip
+
+
+def _named(one: Pass, name: str) -> dict[str, Tensor]:
+    judged = {f"loss_{name}": one.judged_B.mean()}
+    return judged | {called: loss.detach() for called, loss in parts(one, name).items()}
+
+
+def parts(one: Pass, name: str) -> dict[str, Tensor]:
+    """Of a joint objective, which a verdict is not on: the loss of the latents, and the sum of both."""
+    if one.caption_B is None or one.loss_reconstruct is None:
+        return {}
+    return {f"loss_reconstruct_{name}": one.loss_reconstruct, f"loss_total_{name}": one.loss}
 
 
 def of(batch: Mapping[str, Any], name: str) -> Any:

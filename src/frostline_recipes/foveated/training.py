@@ -17,8 +17,6 @@ from frostline_recipes.foveated.gaze import Deep, Shallow
 from frostline_recipes.foveated.model import Foveated, Objective
 from frostline_recipes.foveated.networks import Vision
 
-SPLITS = {"train": 0.8, "val": 0.1, "test": 0.1}
-"""Where nobody says which clip is of which split."""
 _WORDS = ("llm.lm_head.*", "llm.model.embed_tokens.*")
 """Without captions no word is read or told."""
 

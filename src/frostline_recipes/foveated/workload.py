@@ -20,7 +20,8 @@ from frostline import stages
 from frostline.errors import UsageError
 from frostline_recipes.foveated import data, glyphs, networks
 from frostline_recipes.foveated.model import Objective
-from frostline_recipes.foveated.training import SPLITS, Settings, trained
+from frostline_recipes.foveated.splits import SPLITS
+from frostline_recipes.foveated.training import Settings, trained
 
 EMBEDDED = "glyphs"
 _CALLED = {"n": "n_clips", "scale": "glyph_scale", "size": "clip_size", "fps": "clip_fps"}
@@ -128,8 +129,9 @@ def clips(
     if videos == EMBEDDED and not Path(EMBEDDED).exists():
         videos = str(glyphs.make(embedded_folder(), **made, called=_CALLED))
     return data.clips(
-        videos, captions=captions, min_s=min_s, max_s=max_s, limit=limit, need_captions=need_captions
-    )
+        videos, captions=captions, min_s=min_s, max_s=max_s, limit=limit, need_captions=need_captions,
+        divide=True,
+    )  # fmt: skip
 
 
 def embedded_folder() -> Path:

@@ -112,6 +112,8 @@ def test_a_clip_shorter_than_the_frames_asked_for_is_quarantined_with_the_reason
         ({"videos": "glyphs", "clip_size": 33}, "clip_size is 33; an even number of pixels"),
         ({"videos": "glyphs", "clip_fps": 0}, "24 s at clip_fps=0; at least 12 frames"),
         ({"frame_size": 8}, "frame_size is 8; at least 16, one patch of encoder='small'"),
+        ({"frame_size": 60, "objective": "joint"}, "frame_size is 60, which 8 does not divide: a latent of"),
+        ({"frame_size": 60, "objective": "reconstruct"}, "Take 56 or 64; objective=caption needs no latents"),
         ({"attention": "both"}, "attention"),
         ({"objective": "captions"}, "objective"),
     ],
@@ -173,13 +175,15 @@ def test_an_autoencoder_is_looked_at_where_it_will_be_used(shell: Shell, tmp_pat
     shell.work(vae="nobody/nothing")
 
 
-def test_a_language_model_that_is_built_otherwise(tmp_path: Path) -> None:
+def test_a_language_model_that_is_built_otherwise(shell: Shell, tmp_path: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     small = GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=1)
     GPT2LMHeadModel(small).save_pretrained(tmp_path)
+    refused(shell, "is a GPT2LMHeadModel; foveated takes", "SmolLM2, Llama, Qwen", llm=tmp_path)
     with pytest.raises(UsageError, match=r"is a GPT2LMHeadModel; foveated takes .*: SmolLM2, Llama, Qwen"):
         networks.language_model(str(tmp_path))
+    refused(shell, f"Cannot load llm='{networks.SMALL / 'encoder'}'", llm=networks.SMALL / "encoder")
 
 
 def test_an_encoder_of_another_architecture_is_taken_from_a_folder(tmp_path: Path) -> None:

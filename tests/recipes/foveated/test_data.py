@@ -9,10 +9,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
+import frostline as fl
 from frostline.errors import UsageError
-from frostline_recipes.foveated import glyphs
+from frostline_recipes.foveated import glyphs, splits
 from frostline_recipes.foveated.data import clips
 
 av = pytest.importorskip("av")
@@ -159,6 +162,38 @@ def test_captions_are_matched_by_path_name_or_id_but_never_by_an_ambiguous_name(
     assert captions_of(clips(str(folder), captions=write(elsewhere / "list.csv", rows))) == expected
 
 
+def test_a_clip_never_gets_the_line_of_another_clip_of_its_name(
+    tmp_path: Path, films: dict[float, Path]
+) -> None:
+    for name in ("a/000", "a/001", "b/000"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(films[3.0], tmp_path / f"{name}.mp4")
+    rows = [{"path": f"a/00{i}.mp4", "caption": str(i), "split": "train"} for i in range(2)]
+    write(tmp_path / "captions.csv", [{k: row[k] for k in ("path", "caption")} for row in rows])
+    assert captions_of(clips(str(tmp_path))) == {"a/000.mp4": "0", "a/001.mp4": "1", "b/000.mp4": ""}
+    with pytest.raises(UsageError, match=r"1 of 3 clips .* have no caption") as told:
+        clips(str(tmp_path), need_captions=True)
+    assert told.value.problems == ("b/000.mp4",)
+    write(tmp_path / "captions.csv", rows)
+    with pytest.raises(UsageError, match=r"1 of 3 clips .* are of no split"):
+        clips(str(tmp_path))
+    write(tmp_path / "captions.csv", [{"path": "c/000.mp4", "caption": "of which of the two?"}])
+    with pytest.raises(UsageError, match=r"3 of 3 clips .* have no caption"):
+        clips(str(tmp_path), need_captions=True)
+
+
+def test_a_name_without_its_suffix_is_no_clips_own_where_two_have_it(
+    tmp_path: Path, films: dict[float, Path]
+) -> None:
+    for name in ("x/1.mp4", "x/1.mov"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(films[3.0], tmp_path / name)
+    named = write(tmp_path / "list.csv", [{"path": "y/1.webm", "caption": "which?"}])
+    assert clips(str(tmp_path), captions=named).fields == ("key", "path", "duration_s")
+    (tmp_path / "x" / "1.mov").unlink()
+    assert captions_of(clips(str(tmp_path), captions=named)) == {"x/1.mp4": "which?"}
+
+
 def test_a_folders_own_captions_are_found(folder: Path) -> None:
     write(folder / "captions.csv", WHOLE)
     assert captions_of(clips(str(folder), need_captions=True)) == TOLD
@@ -195,6 +230,63 @@ def test_splits_come_from_a_column_or_from_folders(folder: Path, tmp_path: Path)
         "test/c.mp4": "test",
     }
     assert "split" not in clips(str(folder)).fields  # "deep" is no split
+
+
+def splits_of(source: Any) -> dict[str, str]:
+    return {key: source.raw(i)["split"] for i, key in enumerate(source.keys)}
+
+
+@pytest.mark.parametrize("n", [3, 8, 24])
+def test_few_clips_are_divided_so_that_no_split_is_empty(
+    tmp_path: Path, films: dict[float, Path], n: int
+) -> None:
+    for i in range(n):
+        shutil.copy(films[3.0], tmp_path / f"tape-{i}.mp4")
+    found = splits_of(clips(str(tmp_path), divide=True))
+    assert set(found.values()) == {"train", "val", "test"}
+    by_hash = by_shares([*found])
+    moved = [key for key, split in found.items() if split != by_hash[key]]
+    assert 1 <= len(moved) <= 2, "all others stay where the shares put them"
+    assert splits_of(clips(str(tmp_path / "*.mp4"), divide=True)) == found
+    assert "split" not in clips(str(tmp_path)).fields
+
+
+def by_shares(keys: list[str]) -> dict[str, str]:
+    """As a workload divides them."""
+    data = fl.Pipeline(fl.Source.table([{"key": key} for key in keys]))
+    work = fl.Workload(data, run=print, splits=splits.SPLITS)
+    return {key: str(work.split_of(key)) for key in keys}
+
+
+@hypothesis.given(st.sets(st.text(st.characters(codec="utf-8"), min_size=1), min_size=1, max_size=60))
+def test_keys_move_only_where_a_split_would_be_empty(keys: set[str]) -> None:
+    by_hash = by_shares([*keys])
+    found = splits.divided([*keys])
+    whole = set(by_hash.values()) == set(splits.SPLITS)
+    assert bool(found) == (len(keys) >= 3 and not whole)
+    if found:
+        assert found.keys() == keys
+        assert set(found.values()) == set(splits.SPLITS)
+        assert found == splits.divided(sorted(keys)), "whatever their order"
+        moved = sum(found[key] != by_hash[key] for key in keys)
+        assert moved <= 2
+
+
+def test_a_split_does_not_rest_on_a_clip_that_cannot_be_opened(
+    tmp_path: Path, films: dict[float, Path]
+) -> None:
+    for i in range(8):
+        shutil.copy(films[3.0], tmp_path / f"tape-{i}.mp4")
+    alone = [key for key, split in splits_of(clips(str(tmp_path), divide=True)).items() if split == "val"]
+    (tmp_path / alone[0]).write_bytes(b"torn")
+    found = splits_of(clips(str(tmp_path), divide=True))
+    del found[alone[0]]
+    assert set(found.values()) == {"train", "val", "test"}
+
+
+def test_splits_that_are_named_stay_as_they_are(folder: Path) -> None:
+    rows = [{**row, "split": "train"} for row in WHOLE]
+    assert set(splits_of(clips(write(folder / "list.csv", rows), divide=True)).values()) == {"train"}
 
 
 def test_unknown_splits_are_refused(folder: Path) -> None:

@@ -365,6 +365,32 @@ def test_a_checkpoint_becomes_a_page_with_grid_and_film(trained: fl.Workload, tm
     assert (again.made, again.found) == (0, 2)
 
 
+def test_another_model_is_drawn_anew_into_the_same_folder(
+    trained: fl.Workload, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = look.workload(checkpoint="runs/mine", n=1)
+    before = run(made, out=tmp_path / "look", device="cpu", quiet=True)
+    [grid] = (tmp_path / "look").glob("00-*/grid.png")
+    drawn = grid.read_bytes()
+    model, work = _loaded(clips)
+    with torch.no_grad():
+        model.static.add_(3.0)  # as after more training
+    monkeypatch.setattr(sys.modules["frostline_recipes.foveated.workload"], "load", lambda _: (model, work))
+    after = run(made, out=tmp_path / "look", device="cpu", quiet=True)
+    assert (after.made, after.found) == (1, 0)
+    assert grid.read_bytes() != drawn
+    assert after.value["entropy_coarse"] != before.value["entropy_coarse"]
+
+
+def test_a_clip_that_cannot_be_read_is_told_as_such(trained: fl.Workload, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.mp4"
+    broken.write_bytes(b"no video" * 40)
+    made = look.workload(checkpoint="c", clip=str(broken))
+    with pytest.raises(UsageError, match=r"Cannot decode the video '.*broken\.mp4': it is damaged") as told:
+        run(made, out=tmp_path / "look", device="cpu", quiet=True)
+    assert "Freeze this pipeline" not in str(told.value)
+
+
 def test_pictures_are_the_same_each_time(trained: fl.Workload, tmp_path: Path) -> None:
     made = look.workload(checkpoint="c", n=1)
     for name in ("a", "b"):

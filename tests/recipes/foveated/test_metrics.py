@@ -24,15 +24,19 @@ def a_pass(attention: torch.Tensor, extracted: torch.Tensor, **more: torch.Tenso
     return Pass(torch.randn(*frames, 8), extracted, attention, torch.zeros(*frames, 4), **more)
 
 
-@pytest.fixture
-def model() -> Foveated:
-    torch.manual_seed(3)
+def language_model() -> Any:
     config = transformers.LlamaConfig(
         vocab_size=31, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1,
     )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+@pytest.fixture
+def model() -> Foveated:
+    torch.manual_seed(3)
     gaze = Shallow(8, heads=2, grid=(2, 2), prefix=1)
-    return Foveated(gaze, transformers.LlamaForCausalLM(config), caption_length=4).eval()
+    return Foveated(gaze, language_model(), caption_length=4).eval()
 
 
 def batch(clips: int, seed: int = 0) -> fl.Batch:
@@ -109,6 +113,7 @@ def test_clips_are_drawn_in_pairs() -> None:
     [
         ((1.30, 1.00, 1.60), "not shown"),  # the interval reaches 1
         ((0.95, 0.90, 0.99), "not shown"),
+        ((1.004, 1.001, 1.008), "not shown"),  # said to tell nothing, beside it
         ((1.04, 1.001, 1.08), "a little better, below the 1.05 aimed at"),
         ((1.05, 1.03, 1.07), "proof of concept"),
         ((1.15, 1.10, 1.20), "proof of concept"),
@@ -118,6 +123,41 @@ def test_clips_are_drawn_in_pairs() -> None:
 def test_what_a_ratio_is_called(figures: tuple[float, float, float], word: str) -> None:
     ratio, low, high = figures
     assert metrics.verdict(*figures) == f"{word}: ratio {ratio:.3f} ({low:.3f} to {high:.3f})"
+
+
+@pytest.mark.parametrize(
+    ("random", "shuffled", "why"),
+    [
+        (1.20, 1.00, "random queries give 1.200; below 1.02 is expected"),
+        (1.02, 1.00, "random queries give 1.020; below 1.02 is expected"),
+        (math.nan, 1.00, "random queries give nan; below 1.02 is expected"),
+        (1.00, 1.21, "shuffled queries (1.210) do as well as those that were asked"),
+        (1.019, 1.199, ""),
+    ],
+)
+def test_what_a_control_gains_as_well_is_not_shown_and_an_alarm(
+    random: float, shuffled: float, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    figures = {
+        "ratio": 1.2, "ratio_low": 1.1, "ratio_high": 1.3, "entropy": 0.7, "ratio_random": random,
+        "ratio_shuffled": shuffled,
+    }  # fmt: skip
+    with caplog.at_level(logging.WARNING, "frostline"):
+        metrics.say(figures)
+    first, *alarms = [record.getMessage() for record in caplog.records]
+    if why:
+        assert first.startswith(f"foveated: not shown: ratio 1.200 (1.100 to 1.300), and {why}. Controls: ")
+        assert alarms == [f"foveated: {why}: what the fine pass gains does not come from where it looks."]
+    else:
+        assert first.startswith("foveated: very promising: ")
+        assert alarms == []
+
+
+def test_a_small_gain_that_random_queries_have_too_is_not_shown() -> None:
+    said = metrics.verdict(1.015, 1.01, 1.02, {"random": 1.015})
+    assert said.startswith("not shown: ratio 1.015")
+    assert "random queries (1.015) do as well" in said
+    assert metrics.alarms({"ratio": 0.9, "entropy": 0.5, "ratio_random": 1.1}) == [], "nothing was gained"
 
 
 def test_alarms_are_raised_at_their_borders_and_not_beside_them() -> None:
@@ -175,6 +215,32 @@ def test_a_batch_may_be_evaluated_in_parts(model: Foveated) -> None:
     parts = metrics.evaluate(model, [batch(4)], rows=2)
     for name in ("loss_fine", "loss_coarse", "loss_random", "loss_text", "ratio"):
         assert parts[name] == pytest.approx(whole[name], rel=1e-5), name
+
+
+@pytest.mark.parametrize("coarse_only", [False, True])
+def test_a_joint_objective_has_captions_under_the_names_that_are_compared(coarse_only: bool) -> None:
+    joint = Foveated(
+        Shallow(8, heads=2, grid=(2, 2), prefix=1), language_model(), objective="joint", caption_length=4
+    ).eval()
+    seen = batch(4)
+    latents = torch.randn(4, 5, 4, 2, 2, generator=torch.Generator().manual_seed(1))
+    seen = fl.Batch({**{name: seen[name] for name in seen}, "latents": latents}, seen.keys_of_rows)
+    told = metrics.evaluate(joint, [seen], coarse_only=coarse_only)
+    with torch.no_grad():
+        passes = joint(seen, mode="coarse" if coarse_only else "evaluate")
+    ends = {"coarse": passes[0]} if coarse_only else {"coarse": passes[0], "fine": passes[-1]}
+    for name, one in ends.items():
+        assert told[f"loss_{name}"] == pytest.approx(float(one.caption_B.mean()), rel=1e-5)
+        assert told[f"loss_reconstruct_{name}"] == pytest.approx(float(one.reconstruct_B.mean()), rel=1e-5)
+        both = told[f"loss_{name}"] + told[f"loss_reconstruct_{name}"]
+        assert told[f"loss_total_{name}"] == pytest.approx(both, rel=1e-5)
+    assert told["loss"] == told["loss_total_coarse" if coarse_only else "loss_total_fine"]
+    step = metrics.loss(joint, seen, coarse_only=coarse_only)
+    if not coarse_only:
+        assert told["ratio"] == pytest.approx(told["loss_coarse"] / told["loss_fine"])
+        assert told["ratio_random"] == pytest.approx(told["loss_coarse"] / told["loss_random"])
+        assert float(step["ratio"]) == pytest.approx(told["ratio"], rel=1e-5), "training tells the same"
+        assert {name for name in step if name.startswith("loss_")} <= told.keys()
 
 
 def test_what_is_no_number_shows_nothing_and_is_an_alarm() -> None:

@@ -313,8 +313,9 @@ def test_joint_is_the_sum_and_losses_weigh_the_coarse_pass() -> None:
     assert last.loss_reconstruct is not None
     assert torch.allclose(last.loss, last.loss_caption + last.loss_reconstruct)
     found = losses(passes, 0.25)
-    assert torch.allclose(found["loss"], found["loss_fine"] + 0.25 * found["loss_coarse"])
-    assert torch.equal(found["loss_fine"], last.loss)
+    assert torch.allclose(found["loss"], found["loss_total_fine"] + 0.25 * found["loss_total_coarse"])
+    assert torch.equal(found["loss_total_fine"], last.loss)
+    assert torch.equal(found["loss_fine"], last.loss_caption), "what is compared with the controls"
 
 
 def test_the_coarse_mode_is_the_first_pass_alone() -> None:
@@ -512,5 +513,5 @@ def test_without_fine_passes_there_is_the_coarse_one() -> None:
 def test_a_joint_loss_tells_its_parts() -> None:
     told = losses(model(objective="joint")(batch()), 0.5)
     for name in ("fine", "coarse"):
-        parts = told[f"loss_caption_{name}"] + told[f"loss_reconstruct_{name}"]
-        assert float(parts) == pytest.approx(float(told[f"loss_{name}"].detach()), rel=1e-6)
+        parts = told[f"loss_{name}"].detach() + told[f"loss_reconstruct_{name}"]
+        assert float(parts) == pytest.approx(float(told[f"loss_total_{name}"]), rel=1e-6)

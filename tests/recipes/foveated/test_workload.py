@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
+import shutil
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -169,6 +171,21 @@ def test_two_batches_of_four_make_the_update_of_one_of_eight(shell: Shell, train
     assert shell.losses("eight") != shell.losses("whole")[:2]
 
 
+@pytest.mark.parametrize("n", [8, 16])
+def test_a_small_folder_of_own_clips_is_trained_and_tested(
+    shell: Shell, little: Path, tmp_path: Path, n: int
+) -> None:
+    for i in range(n):
+        shutil.copy(little / "clips" / f"{i:06d}.mp4", tmp_path / f"tape-{i}.mp4")
+    (tmp_path / "captions.json").write_text(json.dumps({f"tape-{i}.mp4": "a red star" for i in range(n)}))
+    given = {"videos": tmp_path, "num_frames": 3, "stored_frames": 4}
+    out = f"own-{n}"
+    told = shell.foveated("train", "--steps", "1", "--live", "--out", out, **given)
+    assert told.code == 0, told.err
+    told = shell.foveated("evaluate", "--checkpoint", out, "--live", **given)
+    assert told.code == 0, told.err
+
+
 # what is stored, and from where in a clip
 
 
@@ -323,6 +340,37 @@ def test_every_objective_trains(shell: Shell, objective: str, figure: str) -> No
     assert np.isfinite([first, second]).all()
     assert f"{figure} " in told.out
     assert any(name.startswith("head.") for name in shell.weights(objective))
+
+
+@pytest.mark.parametrize(
+    ("encoder", "attention", "objective"),
+    [
+        ("tiny", "shallow", "caption"),
+        ("tiny", "deep", "reconstruct"),
+        ("small", "deep", "caption"),
+        ("seeded-dinov3", "shallow", "reconstruct"),
+        ("seeded-dinov3", "deep", "joint"),
+    ],
+)
+def test_an_encoder_trains_with_the_rest_and_goes_on(
+    shell: Shell, tmp_path: Path, encoder: str, attention: str, objective: str
+) -> None:
+    """Past the gradient audit, which looks at three steps."""
+    pytest.importorskip("diffusers")
+    given = {
+        "encoder": encoder, "attention": attention, "objective": objective, "train_encoder": True,
+        "llm": "tiny", "num_frames": 3, "stored_frames": 4, "limit": 8,
+    }  # fmt: skip
+    begun = {name: p.detach().clone() for name, p in built(shell.work(**given)).named_parameters()}
+    how = {"live": True, "device": "cpu", "quiet": True, "parameters": given, "training": {"save_every": 2}}
+    for steps_, out in ((2, "parts"), (4, "parts"), (4, "whole")):
+        fl.train(shell.work(**given), steps=steps_, out=tmp_path / out, **how)
+    ended = shell.weights(str(tmp_path / "whole"))
+    inside = [name for name in begun if name.startswith("gaze.encoder.")]
+    still = [name for name in inside if torch.equal(ended[name], begun[name])]
+    assert still == ["gaze.encoder.network.embeddings.mask_token"]
+    parts = shell.weights(str(tmp_path / "parts"))
+    assert all(torch.equal(value, parts[name]) for name, value in ended.items())
 
 
 def test_without_fine_passes_the_coarse_one_is_trained_alone(shell: Shell, trained: Answer) -> None:

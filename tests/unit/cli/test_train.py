@@ -186,7 +186,10 @@ def test_without_a_folder_it_is_one_of_the_targets_and_the_same_command_finds_it
     assert "nothing to do" in shell.train(*words)[2]
     assert [*(shell.folder / "runs" / NAME).iterdir()] == runs
     kept = json.loads((runs[0] / "run.json").read_text())["config"]
-    assert kept["parameters"] == {"note": "a b"}
+    assert kept["parameters"]["note"] == "a b"
+    assert kept["target"] == FILE
+    usual = f"n={kept['parameters']['n']}"  # a default that is given changes nothing
+    assert "nothing to do" in shell.train(*words, usual)[2]
 
 
 def test_options_reach_the_run(shell: Shell) -> None:
@@ -197,7 +200,7 @@ def test_options_reach_the_run(shell: Shell) -> None:
     )  # fmt: skip
     assert code == 0
     kept = json.loads((shell.folder / "options" / "run.json").read_text())["config"]
-    assert kept["parameters"] == {"n": 30}
+    assert kept["parameters"]["n"] == 30
     told = {name: kept["training"][name] for name in ("precision", "microbatch", "schedule", "seed")}
     assert told == {"precision": "bf16", "microbatch": 3, "schedule": "cosine", "seed": 7}
     every = {name: kept["training"][name] for name in ("log_every", "eval_every", "save_every")}
@@ -318,6 +321,7 @@ def test_a_process_with_a_log_file_is_read_while_it_runs_and_stopped_by_a_schedu
         ([FILE, "--steps", "2", "--epochs", "1"], "steps and epochs are both given"),
         ([FILE, "--steps", "0"], "steps is 0; a number above 0"),
         ([FILE, "--max-hours", "nan"], "max_hours is nan; a number above 0"),
+        ([FILE, "--epochs", "inf"], "epochs is inf; a number above 0"),
         ([FILE, "--steps", "2", "--microbatch", "0"], "microbatch is 0; a whole number from 1"),
         ([FILE, "--steps", "2", "--log-every", "-3"], "log_every is -3; a whole number from 1"),
         pytest.param(
@@ -327,7 +331,7 @@ def test_a_process_with_a_log_file_is_read_while_it_runs_and_stopped_by_a_schedu
         ([FILE, "--steps", "2", "noet=3"], "noet: no such parameter; did you mean note?"),
         ([FILE, "--steps", "2", "n=many"], "n=many"),
         ([FILE, "--steps", "2", "--resume", "nowhere"], "nowhere holds no whole checkpoint"),
-        ([FILE, "--steps", "2", "--init-from", "weights.pt"], "is a pickle"),
+        ([FILE, "--steps", "2", "--init-from", "weights.pt"], "there is no such file or folder"),
         ([f"{FILE}:experiment", "--steps", "2"], "`frostline run TARGET` runs it"),
         (["h8_not_there.py", "--steps", "2"], "h8_not_there.py"),
     ],
@@ -406,6 +410,17 @@ def test_a_checkpoint_is_evaluated_by_run_by_name_and_by_split(shell: Shell, don
     assert figures("--checkpoint", "done/checkpoints/step-00000003", "--split", "val") != on_val
     assert figures("--checkpoint", "done") == figures("--checkpoint", "done", "--split", "test")
     assert figures("--checkpoint", "done") != on_val
+
+
+def test_a_checkpoint_is_evaluated_with_the_parameters_of_its_run(shell: Shell) -> None:
+    """Otherwise its 'test' samples may be some that it was trained on."""
+    assert shell.train("--steps", "2", "--out", "larger", "--live", "n=90")[0] == 0
+    words = ("evaluate", FILE, "--device", "cpu", "--live", "--checkpoint", "larger")
+    code, out, err = shell(*words)
+    assert code == 0
+    assert "as the run was started: n=90" in err
+    assert out == shell(*words, "n=90")[1]
+    assert out != shell(*words, "n=40")[1]
 
 
 def test_without_a_checkpoint_the_newest_run_of_the_target_is_evaluated(shell: Shell) -> None:

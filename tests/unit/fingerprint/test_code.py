@@ -13,6 +13,7 @@ import pytest
 
 from frostline.errors import UsageError
 from frostline.fingerprint import code_of
+from frostline.fingerprint.code import examine
 
 HELPERS = """
     import numpy as np
@@ -233,6 +234,21 @@ def test_enums_namedtuples_loggers_and_patterns_are_understood(code: Callable[..
     assert code(work=work) == code(work=work)
     for old, new in [("A = 1", "A = 3"), ('"a+"', '"b+"'), ("z: int = 3", "z: int = 4"), ('"x y"', '"x z"')]:
         assert code(work=work) != code(work=work.replace(old, new)), old
+
+
+def test_fields_of_a_named_tuple_are_never_files(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run called as one of them, in the working directory, must not change what is frozen."""
+    fn = lab.load(
+        work="from typing import NamedTuple\nclass P(NamedTuple):\n    broken: bool\n"
+        "def fn(x):\n    return P(x).broken"
+    )
+    monkeypatch.chdir(tmp_path)
+    before = examine(fn, files="stage")[0].digest
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{}")
+    assert examine(fn, files="stage")[0].digest == before
 
 
 def test_a_global_that_the_function_sets_itself_does_not_count(lab: Any) -> None:

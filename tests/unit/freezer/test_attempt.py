@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import frostline as fl
+from frostline.errors import UsageError
 from frostline.freezer import attempt
 from frostline.freezer.attempt import Attempt, Outcome
 from frostline.freezer.options import Options
@@ -114,6 +115,39 @@ def test_a_changed_stage_upstream_changes_everything_below_it(root: Path, calls:
     assert sorted(outcome.plan.retired) == ["pixels", "y"]
     assert values(outcome.store) == {k: v + 6 for k, v in expected(*range(N)).items()}
     assert calls["pixels"] >= N
+
+
+@pytest.mark.parametrize("cut", [None, ("y",)])
+def test_a_stage_whose_values_have_another_shape_now(tmp_path: Path, cut: Any, calls: Calls) -> None:
+    """The shapes to keep to are those of what is computed now, not of what was."""
+    freeze(pipeline(), tmp_path / "s", cut=cut)
+    wider = fl.Stage("pixels", lambda x: torch.cat([decode(x), torch.ones(2)]), reads="x")
+    for _ in range(2):
+        outcome = freeze(pipeline().with_stages({"pixels": wider}), tmp_path / "s", cut=cut)
+        assert values(outcome.store) == {k: v + 4 for k, v in expected(*range(N)).items()}
+        assert not outcome.stats.failed
+    assert outcome.plan.idle
+
+
+def test_a_call_that_keeps_refuses_what_would_go(root: Path, calls: Calls, files_of: Any) -> None:
+    before = files_of(root)
+    others = [pipeline(rows(N - 1)), pipeline(rows(k4=40)), pipeline(times=5.0)]
+    for data in others:
+        with pytest.raises(UsageError, match="left as it is"):
+            freeze(data, root, keep=True)
+    assert files_of(root) == before
+    more = freeze(pipeline(rows(N + 1)), root, keep=True)  # to add is no loss
+    assert values(more.store) == expected(*range(N + 1))
+
+
+def test_a_call_that_keeps_leaves_fields_alone_that_it_does_not_know(root: Path) -> None:
+    """Another variant of the pipeline made them; they can only stay where no row is added."""
+    less = fl.Pipeline(fl.Source.table(rows()), fl.Stage("pixels", decode, reads="x"))
+    assert {"pixels", "y"} <= {*freeze(less, root, keep=True).store.fields}
+    longer = fl.Pipeline(fl.Source.table(rows(N + 1)), fl.Stage("pixels", decode, reads="x"))
+    with pytest.raises(UsageError, match="y: taken out; no stage writes it any more"):
+        freeze(longer, root, keep=True)
+    assert "y" in fl.Store.open(root).fields
 
 
 def test_a_changed_stage_and_changed_keys_at_once(root: Path, calls: Calls) -> None:

@@ -154,7 +154,7 @@ def test_another_codec_asked_for_by_name_is_another_field(tmp_path: Path) -> Non
 def test_a_store_of_something_else_is_not_touched(tmp_path: Path) -> None:
     with fl.Store.create(tmp_path / "s", {"x": fl.Field((), "int64")}) as writer:
         writer.append("a", {"x": 1})
-    with pytest.raises(StoreError, match=r"`frostline freeze` did not make it. Give --out another folder"):
+    with pytest.raises(StoreError, match=r"`frostline freeze` did not make it. Give another folder"):
         plan(tmp_path / "s", pipeline())
 
 

@@ -128,3 +128,13 @@ def test_standard_error_is_the_default(capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_an_output_that_is_gone_does_not_end_the_freeze(caplog: pytest.LogCaptureFixture) -> None:
+    out = io.StringIO()
+    reporter = Reporter(out=out)
+    out.close()
+    for _ in range(2):
+        reporter.note("a sentence")
+    assert [r.getMessage() for r in caplog.records if "output is gone" in r.getMessage()] != []
+    assert len(caplog.records) == 1

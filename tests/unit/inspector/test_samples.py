@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline import keyed
+from frostline import Ragged, keyed
 from frostline.errors import StageFailed
 from frostline.inspector.samples import NoneWorked, collated, frozen_values, training_batch
 
@@ -75,6 +75,18 @@ def test_values_are_collated_as_a_feed_does() -> None:
     assert isinstance(ragged, fl.Ragged)
     assert ragged.lengths.tolist() == [1, 2]
     assert len(collated([torch.ones(1, 3), torch.ones(2, 4)], CPU)) == 2
+    even = collated([torch.ones(2, 3), torch.ones(2, 3)], CPU, ragged=True)
+    assert isinstance(even, Ragged)
+    assert even.offsets.tolist() == [0, 2, 4]
+
+
+def test_a_field_that_is_declared_ragged_is_so_in_a_batch_of_even_rows() -> None:
+    words = fl.Stage(
+        "words", lambda x: torch.arange(4), reads="x", writes={"words": fl.Field((None,), "int64")}
+    )
+    data = fl.Pipeline(fl.Source.table([{"key": str(i), "x": i} for i in range(3)]), words)
+    batch = training_batch(data, frozen_values(data, 3, CPU), CPU)
+    assert isinstance(batch["words"], Ragged)
 
 
 def late(first: int):

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from frostline.profiler.findings import findings
+from frostline.profiler.steps import Start
 from frostline.profiler.verdict import Seen
-from frostline.results import Copies, Finding, Loader, Machine, ModuleUse, Repeat, Row, Steps, Sync, Trial
+from frostline.results import (
+    Copies,
+    Epoch,
+    Finding,
+    Loader,
+    Machine,
+    ModuleUse,
+    Repeat,
+    Row,
+    Steps,
+    Sync,
+    Trial,
+)
 
 CPU, GPU = Machine("cpu", 8, "2", "3"), Machine("NVIDIA H200", 8, "2", "3", busy=0.9)
 
@@ -159,3 +173,27 @@ def test_workers_that_share_the_steps_cores() -> None:
     assert (finding.kind, finding.ms) == ("loader", 30)
     assert findings(seen(trials=replay, loaders=[loader(wait_ms=0.5, workers=0)]), []) == ()
     assert findings(seen(trials=replay, loaders=[loader(wait_ms=0.5)], machine=GPU), []) == ()
+
+
+def test_epochs_that_begin_slowly() -> None:
+    """Three seconds of steps; one of ten or more before the first batch is told."""
+    epoch = Epoch(9, 9, 9, 30, 6)
+    finding = one(seen(epoch=epoch, start=Start(6.0, "D", anew=True)))
+    assert (finding.kind, finding.ms) == ("loader", 200)
+    assert "6.0 s of the 9.0 s" in finding.text
+    assert "others are started" in finding.text
+    assert "others" not in one(seen(epoch=epoch, start=Start(6.0, "D"))).text
+    assert findings(seen(epoch=epoch, start=Start(0.8, "D")), []) == ()
+
+
+def test_a_loader_behind_a_thread_that_reads_ahead() -> None:
+    given: dict[str, Any] = {"machine": replace(CPU, busy=0.12), "wait_ms": 0.0}
+    replay = {"replayed": Trial("replayed", 14, 13, 15)}
+    finding = one(seen(trials=replay, aside=True, loaders=[loader(wait_ms=0.0, prepare_ms=99.0)], **given))
+    assert (finding.kind, finding.ms) == ("loader", 86)
+    assert "99.0 ms to prepare" in finding.text
+
+
+def test_calls_may_need_each_other() -> None:
+    assert "need" in one(seen(modules=[module("Net.block", calls=12, depth=1)])).text
+    assert "needs" in one(seen(modules=[module("Net.block", calls=12, depth=1, rows=(1,))])).text

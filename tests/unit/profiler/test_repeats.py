@@ -118,10 +118,26 @@ def test_without_a_length_a_size_or_a_time_the_epochs_are_unknown(given: dict[st
 
 
 def test_the_results_of_all_samples_are_stored() -> None:
-    assert [found.stored for found in all_of(raw())] == [64 * 4e6]
-    assert [found.stored for found in all_of(raw(inputs=[held(rows=240)]))] == [
-        64 * 3 * 4e6
-    ]  # 24 rows a step
+    """Of 64 samples 32 were seen, then all of them more than once; then 24 rows a step."""
+    for seen, results in (
+        ({"rows": 32, "looked": 4, "calls": 4, "repeats": 0}, 64),
+        ({"rows": 80, "repeats": 16}, 64),
+        ({"rows": 240, "repeats": 48}, 64 * 3),
+    ):
+        assert [found.stored for found in all_of(raw(inputs=[held(**seen)]))] == [results * 4e6]
+
+
+def test_results_that_are_the_same_are_stored_once() -> None:
+    """20 pictures behind 64 samples: seen in half of an epoch, in a whole one, and where items are known."""
+    loader = raw()["loaders"][0]
+    assert [found.stored for found in all_of(raw())] == [20 * 4e6]
+    (half,) = all_of(raw(inputs=[held(rows=32, looked=4, calls=4, repeats=12)]))
+    assert half.stored == 2 * 20 * 4e6  # at most: others may come
+    loaders = [loader | {"items": 96, "repeats": 32}]  # all 64 were asked for
+    module, _ = sorted(all_of(raw(loaders=loaders)), key=lambda found: found.ms is None)
+    assert module.stored == 20 * 4e6
+    again = line(*[("PIL", "a", 0.05), ("PIL", "b", 0.05)] * 32, size=1000, n=64)
+    assert [found.stored for found in all_of(raw(inputs=[]), again)] == [2 * 1000]
 
 
 @pytest.mark.parametrize("given", [{"loaders": []}, {"modules": [module(out_bytes=0)]}])
@@ -131,8 +147,8 @@ def test_without_a_length_or_a_size_what_storing_takes_is_unknown(given: dict[st
 
 def test_storing_decodes_pays_when_reading_is_quicker_than_decoding() -> None:
     """50 ms to decode a file, 4 to write its 4 MB, 2 to read them; two files for each of 64 samples."""
-    decodes = [("PIL", f"file{i}", 0.05) for i in range(16)]
-    (found,) = all_of(raw(inputs=[]), line(*decodes, size=4_000_000), line(*decodes, size=4_000_000))
+    decodes = [[("PIL", f"file{i + k}", 0.05) for i in range(16)] for k in (0, 16)]
+    (found,) = all_of(raw(inputs=[]), *(line(*each, size=4_000_000) for each in decodes))
     assert found.epochs == pytest.approx((50 + 4) / (50 - 2))
     assert found.stored == pytest.approx(64 * 2 * 4e6)
 
@@ -159,7 +175,8 @@ def test_decodes_of_unknown_size_do_not_shift_the_others() -> None:
 def test_decodes_of_another_loader_do_not_count_for_the_samples_of_the_main_one() -> None:
     main = raw()["loaders"][0]
     found = raw(inputs=[], loaders=[main, main | {"dataset": "Held", "samples": 9, "calls": 1}])
-    lines = [line(*[("PIL", "a", 0.05)] * 8, size=1000), line(*[("PIL", "b", 0.05)] * 80, dataset="Held")]
+    mine = [("PIL", f"file{i}", 0.05) for i in range(8)]
+    lines = [line(*mine, size=1000), line(*[("PIL", "b", 0.05)] * 80, dataset="Held")]
     assert [f.stored for f in all_of(found, *lines)] == [pytest.approx(64 * 1000)]
 
 
@@ -221,6 +238,12 @@ def test_items_are_told_without_a_time() -> None:
     (found,) = all_of(raw(inputs=[], loaders=[loader]))
     assert (found.what, found.seen, found.repeats, found.ms) == ("items of D", 70, 6, None)
     assert "64" in found.note
+
+
+def test_items_of_data_sets_that_took_each_others_place_are_counted_by_themselves() -> None:
+    loader = {"dataset": "D", "samples": 8, "batches": 1, "calls": 3, "a_step": 1, "items": 24, "repeats": 0}
+    (found,) = all_of(raw(inputs=[], loaders=[loader | {"anew": 2}]))
+    assert found.note.startswith("3 data sets")
 
 
 def test_the_dearest_come_first() -> None:

@@ -134,6 +134,53 @@ def test_what_stands_between_epochs_is_added_once() -> None:
     assert (got.seconds, got.between_s) == pytest.approx((17, 7))
 
 
+SEEN = {"workers": 1, "persistent": False}
+
+
+def test_a_beginning_counts_though_its_step_only_settled() -> None:
+    """In no block: 7 s from a step's end to the first batch, 6 of them the loader's, and another of 9."""
+    starts = [[5.0, 7.25, 6.25], [8.0, 9.25, 8.25]]
+    waits = {"waits": [0.25, 0.25]}
+    found = raw(
+        block("A", 1.0, 1.0, **waits),
+        block("B", 1.0, 1.0, **waits),
+        loaders=(loader(10, 4, starts=starts, **SEEN),),
+    )
+    assert steps.between(found) == pytest.approx([7, 9])
+    got = steps.epoch(found, Steps(1000, 1000, 1000, 2))
+    assert got is not None
+    assert (got.seconds, got.between_s) == pytest.approx((18, 8))
+    assert steps.start(found) == steps.Start(pytest.approx(7), "D", anew=True)
+
+
+def test_a_beginning_that_is_no_longer_than_a_step_is_pass_as() -> None:
+    """One of two: an epoch has half of the other on average."""
+    found = raw(
+        block("A", 1.0, 1.0), loaders=(loader(10, 4, starts=[[5.0, 1.5, 1.0], [8.0, 7.0, 6.0]], **SEEN),)
+    )
+    assert steps.between(found) == pytest.approx([0, 7])
+    assert steps.start(found) == steps.Start(pytest.approx(3), "D", anew=True)
+    assert (
+        steps.start(raw(block("A", 1.0), loaders=(loader(10, 4, starts=[[5.0, 0.1, 0.1]], **SEEN),))) is None
+    )
+
+
+def test_a_beginning_under_the_dispatch_mode_is_slower_than_the_scripts() -> None:
+    found = raw(
+        block("A", 1.0, 1.0), block("look", 30.0, start=20.0, end=50.0),
+        loaders=(loader(10, 4, starts=[[21.0, 29.0, 29.0], [60.0, 7.0, 7.0]], **SEEN),),
+    )  # fmt: skip
+    assert steps.between(found) == pytest.approx([7])
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, True)])
+def test_workers_that_stay_do_not_start_anew(workers: int, persistent: bool) -> None:
+    about = loader(10, 4, starts=[[5.0, 7.0, 6.0]], workers=workers, persistent=persistent)
+    found = steps.start(raw(block("A", 1.0, 1.0), loaders=(about,)))
+    assert found is not None
+    assert not found.anew
+
+
 def test_a_step_that_takes_from_two_loaders_does_not_halve_the_epoch() -> None:
     """Labelled and unlabelled batches, one of each a step: the labelled ones last for 100 steps."""
     found = raw(block("A", 1.0, 1.0, batches=[2, 2]), loaders=(loader(100, 51), loader(400, 50)))

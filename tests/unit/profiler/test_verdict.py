@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frostline.profiler.steps import Start
 from frostline.profiler.verdict import FEWEST, Seen, bound, remedies, verdict
 from frostline.results import (
     Copies,
+    Epoch,
     Idle,
     Loader,
     Machine,
@@ -202,6 +204,82 @@ def test_real_data_in_turns_with_replayed_ones_decide(replayed: float, kind: str
     assert verdict(found).kind == kind
 
 
+def slow_epochs(start_s: float, steps: int = 30, pause_s: float | None = None, **given: Any) -> Seen:
+    """Epochs of steps of 100 ms, and what stands between them."""
+    pause = start_s if pause_s is None else pause_s
+    whole = 0.1 * steps + pause
+    epoch = Epoch(whole, whole, whole, steps, pause)
+    return seen(epoch=epoch, start=Start(start_s, "D", anew=True), **given)
+
+
+def test_epochs_that_begin_slowly_are_input_bound() -> None:
+    """3 s of steps that compute, 6 s before their first batch."""
+    found = slow_epochs(6.0, trials=trials(replayed=99.5))
+    assert verdict(found).kind == "input-bound"
+    assert "67%" in verdict(found).text
+    assert "6.0 s of the 9.0 s" in verdict(found).evidence[0]
+    assert only(found).bound == pytest.approx(3)
+    assert "persistent_workers=True" in only(found).what
+    assert "persistent_workers" not in only(replace(found, start=Start(6.0, "D"))).what
+
+
+def test_epochs_that_begin_a_little_slowly_are_told() -> None:
+    found = slow_epochs(0.5)
+    assert verdict(found).kind == "compute-bound"
+    assert "begin slowly" in verdict(found).text
+    assert only(found).bound == pytest.approx(3.5 / 3)
+    found = slow_epochs(0.3)
+    assert "Data" in verdict(found).text
+    assert remedies(found) == ()
+
+
+def test_an_evaluation_between_epochs_is_not_the_loaders() -> None:
+    found = slow_epochs(0.3, pause_s=27.0)
+    assert (verdict(found).kind, remedies(found)) == ("compute-bound", ())
+
+
+def test_beginnings_and_waits_add_up_to_what_a_faster_loader_gives() -> None:
+    """Steps of 100 ms that take 50 with batches that are there, as much again before the first batch."""
+    found = slow_epochs(3.0, wait_ms=50, trials=trials(replayed=50))
+    assert "75%" in verdict(found).text
+    assert bounds(found) == {
+        "an infinitely fast loader": pytest.approx(4), "epochs that begin at once": pytest.approx(2),
+    }  # fmt: skip
+
+
+def test_a_workloads_turns_with_their_beginnings_are_no_steps() -> None:
+    """Pass A: 100 ms, in turns 400, as epochs begin there too; 80 with batches that are there."""
+    found = slow_epochs(0.9, steps=3, wait_ms=20, trials=trials(real=400, replayed=80))
+    assert bounds(found) == {
+        "an infinitely fast loader": pytest.approx(1.2 / 0.24), "epochs that begin at once": pytest.approx(4),
+    }  # fmt: skip
+
+
+def test_copies_that_take_longer_than_an_epochs_beginning_are_the_verdict() -> None:
+    found = replace(slow_epochs(1.5), machine=replace(GPU, busy=0.3), exposed_copy_ms=60)
+    assert verdict(found).kind == "transfer-bound"
+
+
+IDLE = replace(CPU, busy=0.12)
+
+
+@pytest.mark.parametrize("in_turns", [{}, {"real": 60}])
+def test_a_thread_that_reads_ahead_does_not_hide_the_loader(in_turns: dict[str, float]) -> None:
+    """Its wait is nobody's; in turns it hands out replayed batches among the others."""
+    given = {"wait_ms": 0.0, "rows": rows(forward=12, other=88), "trials": trials(replayed=14, **in_turns)}
+    found = seen(machine=IDLE, alone=True, aside=True, **given)
+    assert verdict(found).kind == "input-bound"
+    assert "14.0 ms, not 100.0" in verdict(found).evidence[-1]
+    assert only(found).bound == pytest.approx(100 / 14)
+
+
+@pytest.mark.parametrize("given", [{"machine": CPU}, {"aside": False}, {"trials": trials(replayed=80)}])
+def test_a_thread_that_reads_ahead_is_not_always_waited_for(given: dict[str, Any]) -> None:
+    """The step computes; nobody reads ahead; or it is not far faster."""
+    held = {"machine": IDLE, "aside": True, "wait_ms": 0.0, "trials": trials(replayed=14)}
+    assert remedies(seen(**(held | given))) == ()
+
+
 def test_a_gpu_that_nobody_watched_is_not_judged() -> None:
     assert verdict(seen(machine=replace(GPU, busy=None))).kind == "unclear"
 
@@ -285,6 +363,13 @@ def test_parts_of_a_module_that_is_called_often_are_not_told_again() -> None:
 
 def test_rows_one_by_one_belong_into_a_batch() -> None:
     assert "one batch" in only(seen(modules=[module("Net", calls=6, ms=40, rows=(1,))])).what
+
+
+@pytest.mark.parametrize("rows", [(1,), (8,)])
+def test_calls_may_need_each_other(rows: tuple[int, ...]) -> None:
+    """A block whose weights are shared over depth: nothing that is recorded tells."""
+    told = only(seen(modules=[module("Net", calls=12, ms=40, rows=rows)])).what
+    assert told.endswith("if none needs what another gave")
 
 
 def test_a_frozen_prefix_is_worth_what_it_takes() -> None:

@@ -85,6 +85,8 @@ def test_another_supply_is_not_continued_in_the_middle_of_an_epoch(
     other = make.supply(work, None, **change)
     with pytest.raises(FeedError, match=told):
         other.load_state_dict(supply.state_dict())
+    with pytest.raises(FeedError, match=r"until the epoch ends, or begin a new run .*--init-from RUN"):
+        other.load_state_dict(supply.state_dict())  # what a user of the command line can do
     other.load_state_dict({**supply.state_dict(), "epoch": 1, "cursor": 0})
     assert other.epoch == 1
 
@@ -341,3 +343,22 @@ def test_fields_of_the_store_that_are_no_outputs_are_not_delivered(make: Any) ->
     stores = make.stores(work, cut=["x", "y"])
     assert any(name.startswith("_source.") for name in stores["data"].fields)
     assert [*next(iter([*make.supply(work, stores)]))] == ["y"]
+
+
+def test_frozen_networks_do_not_notice_the_autocast_of_whoever_iterates(make: Any) -> None:
+    seen: list[bool] = []
+
+    def encode(v: Any) -> Any:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return v @ torch.eye(1)
+
+    rows = fl.Source.table([{"key": str(i), "v": float(i)} for i in range(4)])
+    data = fl.Pipeline(rows, fl.Stage("f", lambda v: torch.tensor([v]), reads="v"),
+                       fl.Stage("e", encode, reads="f", on="device", batch_size=2))  # fmt: skip
+    supply = make.supply(make.workload(data), None)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        kinds = {batch["e"].dtype for batch in supply}
+        assert torch.is_autocast_enabled("cpu")  # theirs goes on
+    assert kinds == {torch.float32}
+    assert seen
+    assert not any(seen)

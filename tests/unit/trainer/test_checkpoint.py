@@ -280,6 +280,46 @@ def test_an_error_at_any_point_of_writing_keeps_what_was_there(
     assert sorted(os.listdir(folder)) == ["latest.json", "step-00000010"]
 
 
+@pytest.mark.parametrize(
+    ("code", "limit", "told"),
+    [
+        (errno.ENOSPC, -1, r"500 are free, [\d,]+ are missing \(No space left .*free some space"),
+        (errno.EDQUOT, -1, r"the quota of this user or folder is used up \(.*ask for more"),
+        (
+            errno.EFBIG,
+            4096,
+            r"this process may write files of 4,096 bytes at most \(File too large\).*ulimit -f",
+        ),
+        (errno.EFBIG, -1, r"a file is larger than its file system takes \(File too large\).*on another one"),
+    ],
+)
+def test_what_kind_of_room_is_missing_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: int, limit: int, told: str
+) -> None:
+    def fail(*args: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    room = iter([10**9, 500])  # before, and by the time that it is told
+    monkeypatch.setattr(checkpoint, "_free", lambda place: next(room))
+    monkeypatch.setattr(checkpoint.resource, "getrlimit", lambda which: (limit, limit))
+    monkeypatch.setattr(os, "write", fail)
+    with pytest.raises(CheckpointFull, match=rf"needs [\d,]+ bytes, (and )?{told}.*same command") as caught:
+        Checkpoints(folder).save(10, groups(), {})
+    assert ("are missing" in str(caught.value)) == (caught.value.missing > 0) == (code == errno.ENOSPC)
+
+
+def test_a_disk_that_has_bytes_but_takes_none_is_told_as_such(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "_free", lambda place: 10**9)
+    monkeypatch.setattr(os, "write", fail)
+    with pytest.raises(CheckpointFull, match=r"1,000,000,000 are free, but the disk takes no more \(`df -i`"):
+        Checkpoints(folder).save(10, groups(), {})
+
+
 KILLED = """
 import os, signal, sys, warnings
 from pathlib import Path

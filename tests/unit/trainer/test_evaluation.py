@@ -124,7 +124,37 @@ def test_after_an_error_all_is_put_back_too() -> None:
     assert drawn() == expected
 
 
+def test_gradients_are_as_they_were_whatever_was_done_within() -> None:
+    model = nn.Linear(1, 1)
+    model.weight.grad = held = torch.ones(1, 1)
+    with undisturbed(model, CPU), torch.enable_grad():
+        assert model.weight.grad is None
+        model(torch.ones(2, 1)).sum().backward()
+    assert model.weight.grad is held
+    assert torch.equal(held, torch.ones(1, 1))
+    assert model.bias.grad is None
+
+
 # evaluate
+
+
+def test_the_function_runs_in_the_steps_precision_with_the_weights_that_there_are() -> None:
+    def swapped(model: nn.Module, feed: Any) -> dict[str, float]:
+        x = torch.ones(1, 1)
+        before = model(x)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        return {"half": float(before.dtype == torch.bfloat16), "after": float(model(x))}
+
+    workload, model = work(evaluate=swapped), nn.Linear(1, 1)
+    training = Training(precision="bf16")
+    step = Step(model, loss, torch.optim.SGD(model.parameters(), 0.1), training=training)
+    batches = supplied(workload)
+    assert evaluate(workload, step, batches) == {"half": 1.0, "after": 0.0}  # autocast keeps no copy
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.is_autocast_cache_enabled()
+    batches.close()
 
 
 def test_without_a_function_it_is_the_mean_over_all_rows_not_over_batches() -> None:

@@ -15,9 +15,11 @@ import torch
 
 from frostline.errors import CheckpointError, UsageError
 from frostline.trainer.checkpoint import Checkpoints
-from frostline.trainer.folder import CHECKPOINTS, RUN, STABLE, Chosen, choose, describe, held
+from frostline.trainer.folder import CHECKPOINTS, RUN, STABLE, Chosen, choose, config_of, describe, held
 
-CONFIG: dict[str, Any] = {"parameters": {"n": 3}, "training": {"clip": None, "unused": ()}, "batch_size": 8}
+CONFIG: dict[str, Any] = {
+    "target": "a/work.py", "parameters": {"n": 3}, "training": {"clip": None, "unused": ()}, "batch_size": 8,
+}  # fmt: skip
 OTHER: dict[str, Any] = {**CONFIG, "training": {"clip": 1.0, "unused": ()}}
 
 
@@ -74,7 +76,30 @@ def test_auto_takes_the_newest_run_with_the_same_settings() -> None:
 )
 def test_any_other_setting_is_another_run(change: dict[str, Any]) -> None:
     run("runs/work/2026-01-01T00-00-00", 5)
-    assert choose("work", None, "auto", {**CONFIG, **change}).checkpoint is None
+    chosen = choose("work", None, "auto", {**CONFIG, **change})
+    assert chosen.checkpoint is None
+    assert chosen.notes[0].startswith("a new run, since the newest, runs/work/2026-01-01T00-00-00, differs: ")
+
+
+def test_a_target_of_the_same_name_elsewhere_is_another_run() -> None:
+    run("runs/work/2026-01-01T00-00-00", 5)
+    chosen = choose("work", None, "auto", {**CONFIG, "target": "b/work.py"})
+    assert chosen.notes[0].endswith("differs: target was 'a/work.py', is 'b/work.py'")
+
+
+def test_a_run_that_names_no_target_knows_given_parameters_only() -> None:
+    folder = run("runs/work/2026-01-01T00-00-00", 5)
+    old = {name: value for name, value in CONFIG.items() if name != "target"}
+    (folder / RUN).write_text(json.dumps({"version": 1, "config": old}))
+    now = {**CONFIG, "parameters": {**CONFIG["parameters"], "m": 1}}
+    assert choose("work", None, "auto", now).checkpoint is not None
+
+
+def test_the_config_of_a_run_is_found_from_its_checkpoints() -> None:
+    folder = run("runs/work/a", 5)
+    for place in (folder, folder / CHECKPOINTS, folder / CHECKPOINTS / "step-00000005"):
+        assert config_of(place) == json.loads(json.dumps(CONFIG))
+    assert config_of(folder.parent.parent) is None
 
 
 def test_auto_goes_on_from_the_newest_whole_checkpoint() -> None:

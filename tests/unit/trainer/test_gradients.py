@@ -146,6 +146,21 @@ def test_what_is_meant_to_be_so_is_not_told(unused: list[str]) -> None:
     audited(net, unused=unused, optimised=some).verdict()
 
 
+def test_a_frozen_parameter_that_is_meant_to_move_may() -> None:
+    net = Net()
+    net.side.requires_grad_(False)
+
+    def nudge() -> None:
+        net.side.weight.data += 1
+        net.side.bias.data += 1
+
+    audited(net, meanwhile=nudge, unused=["side.*"]).verdict()
+    audit = audited(net, meanwhile=nudge, unused=["side.weight"])
+    assert problems(audit) == ("side.bias is frozen (requires_grad=False) but moved",)
+    with pytest.raises(UsageError, match=r"'unused': .* a frozen teacher that follows its student"):
+        audit.verdict()
+
+
 def test_a_pattern_covers_what_it_fits_and_no_more() -> None:
     audit = audited(Net(), unused=["*.bias", "sid"], side=lambda step: False)
     assert problems(audit) == ("side.weight trains but got no gradient in 3 steps",)

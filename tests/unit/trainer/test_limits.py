@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import frostline as fl
-from frostline.trainer import forecast, job, limits, loop, run
+from frostline.trainer import forecast, job, limits, loop, meter, run
 from frostline.trainer.checkpoint import Checkpoints, load
 from frostline.trainer.limits import Limits
 from frostline.trainer.recorder import read_metrics
@@ -54,6 +55,64 @@ def test_without_a_limit_only_a_signal_ends_it(clock: Clock) -> None:
     assert found.reason == "SIGTERM"
 
 
+def test_a_call_that_ends_with_an_evaluation_keeps_time_for_it_and_for_its_best(clock: Clock) -> None:
+    found = Limits(1.0, lambda text: None)
+    found.stepped(10)
+    found.saved(100)
+    found.evaluated(300)
+    assert found.margin == 160  # an evaluation in between is asked for when it comes
+    found.looks_last = True
+    assert found.margin == pytest.approx(160 + 330 + 150 + 36)
+    found.evaluated(1801)
+    assert found.margin == 160  # more than half of a call: nothing would be trained
+
+
+def test_an_evaluation_is_made_where_it_is_known_to_fit(clock: Clock) -> None:
+    found = Limits(1.0, lambda text: None)
+    clock.now += 3600 - 360
+    assert found.may_look  # nobody has timed one: a tenth of the call
+    clock.now += 1
+    assert not found.may_look
+    assert found.why_not_look() == "how long it takes is not known yet, and 6 min of this call are left"
+    found.evaluated(200)
+    found.saved(159)
+    assert found.may_look
+    clock.now += 1
+    assert not found.may_look
+    assert found.why_not_look() == "it takes 3 min, and 6 min of this call are left"
+    assert Limits(None, lambda text: None).may_look
+
+
+def test_the_next_call_knows_how_long_things_take(clock: Clock, tmp_path: Path) -> None:
+    def call(hours: float | None = 1.0) -> Limits:
+        made = Limits(hours, lambda text: None)
+        made.remember(tmp_path)
+        return made
+
+    call(None).evaluated(7)
+    assert call().look_s is None
+    first = call()
+    first.saved(10)
+    first.evaluated(100)
+    first.evaluated(90)
+    second = call()
+    assert (second.look_s, second.margin) == (100, 15)
+    second.evaluated(40)  # it got faster
+    assert (second.look_s, call().look_s, call().margin) == (40, 40, 15)
+    (tmp_path / limits.DURATIONS).write_text("{")
+    assert call().look_s is None
+
+
+def test_a_call_that_is_killed_in_an_evaluation_is_remembered(clock: Clock, tmp_path: Path) -> None:
+    tried = []
+    for _ in range(3):
+        killed = Limits(1.0, lambda text: None)
+        killed.remember(tmp_path)
+        tried.append(killed.may_time_look)
+        killed.looking()
+    assert tried == [True, True, False]
+
+
 def loss(model: nn.Module, batch: fl.Batch) -> Tensor:
     out: Tensor = model(batch["x"].float()[:, None]).square().mean()
     return out
@@ -81,7 +140,7 @@ def hours(clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cloc
         monotonic=clock.monotonic, perf_counter=clock.monotonic, time=clock.monotonic,
         strftime=lambda *a: "12:00", localtime=lambda *a: None,
     )  # fmt: skip
-    for module in (forecast, job, loop, run):
+    for module in (forecast, job, loop, meter, run):
         monkeypatch.setattr(module, "time", times)
     monkeypatch.chdir(tmp_path)
     return clock
@@ -118,3 +177,52 @@ def test_hours_of_a_schedule_are_counted_over_calls(hours: Clock) -> None:
     elapsed = [line["time/elapsed_s"] for line in read_metrics("run")]
     assert elapsed == sorted(elapsed)
     assert rates[-1] == pytest.approx(1e-4 * (1 - elapsed[-2] / (8 * 3600)), rel=0.05)
+
+
+def held_out(clock: Clock, seconds: float, made: list[float]) -> fl.Workload:
+    def score(model: nn.Module, feed: Any) -> dict[str, float]:
+        made.append(clock.now)
+        clock.now += seconds
+        return {"n": 1.0}
+
+    return replace(workload(clock), evaluate=score, splits={"train": 0.5, "val": 0.5})
+
+
+def test_hours_alone_end_with_an_evaluation_that_fits_from_the_second_call_on(hours: Clock) -> None:
+    made: list[float] = []
+    work = held_out(hours, 1500, made)
+    options: dict[str, Any] = {"out": "run", "live": True, "device": "cpu", "quiet": True, "max_hours": 5}
+    settings = {"save_minutes": 1000, "save_every": 3}  # a first call of fewer minutes does not try
+    for call in range(3):
+        began, n = hours.now, len(made)
+        result = fl.train(work, **options, training=settings)
+        assert result.stopped == "the time limit of 5 h"
+        assert hours.now - began <= 5 * 3600
+        assert len(made) - n == (0, 2, 1)[call]  # left; one to time it, and the last; the last
+    steps = [line["step"] for line in read_metrics("run") if line["kind"] == "eval"]
+    assert steps[-1] == result.step
+
+
+def test_a_long_first_call_times_one_itself_after_a_save(hours: Clock) -> None:
+    made: list[float] = []
+    began = hours.now
+    result = fl.train(
+        held_out(hours, 1500, made), out="run", live=True, device="cpu", quiet=True, max_hours=5
+    )
+    assert hours.now - began <= 5 * 3600
+    steps = [line["step"] for line in read_metrics("run") if line["kind"] == "eval"]
+    assert len(steps) == 2
+    assert steps[-1] == result.step
+
+
+def test_one_that_takes_longer_than_a_call_is_left_out_and_steps_are_made(hours: Clock) -> None:
+    made: list[float] = []
+    work = held_out(hours, 6 * 3600, made)
+    options: dict[str, Any] = {"out": "run", "live": True, "device": "cpu", "quiet": True, "max_hours": 5}
+    settings = {"save_minutes": 1000}
+    results = [fl.train(work, **options, training=settings).step for _ in range(2)]
+    began = hours.now
+    third = fl.train(work, **options, training=settings)
+    assert len(made) == 1
+    assert hours.now - began <= 5 * 3600
+    assert third.step > results[0]

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from frostline.errors import CheckpointError, UsageError
 from frostline.trainer.checkpoint import Checkpoints, load
 from frostline.trainer.state import load_model, load_optimizer, model_state, optimizer_tensors
+from frostline.update import Update
 
 o = torch.optim
 MADE: dict[str, Callable[[Any], Optimizer]] = {
@@ -159,6 +160,117 @@ def test_a_rate_takes_the_form_that_the_optimiser_of_now_has() -> None:
     assert tensor_rate.item() == 0.25
     load_optimizer(number, model, *optimizer_tensors(held, model))
     assert number.param_groups[0]["lr"] == 0.25
+
+
+def given(make: Callable[[nn.Module], Optimizer], model: nn.Module) -> Optimizer:
+    """As a training makes it."""
+    optimizer = make(model)
+    Update(optimizer)
+    return optimizer
+
+
+def moved_on(
+    tmp_path: Path, before: Callable[[nn.Module], Optimizer], after: Callable[[nn.Module], Optimizer]
+) -> Optimizer:
+    """An optimiser that went on from the checkpoint of another, whose rate a schedule had changed."""
+    model, again = net(), net(seed=5)
+    optimizer = given(before, model)
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].mul_(0.5)
+        else:
+            group["lr"] *= 0.5
+        group["initial_lr"], group["k"] = 0.3, 7
+    train(model, optimizer, 2, seed=1)
+    other = resumed(tmp_path, model, optimizer, lambda parameters: given(after, again), again)
+    train(again, other, 2, seed=2)
+    return other
+
+
+def options(optimizer: Optimizer, *names: str) -> list[Any]:
+    return [group[name] for group in optimizer.param_groups for name in names]
+
+
+def test_options_that_are_given_otherwise_now_are_taken_and_the_others_stay(tmp_path: Path) -> None:
+    other = moved_on(
+        tmp_path,
+        lambda m: o.AdamW(m.parameters(), lr=0.1, weight_decay=0.01, betas=(0.9, 0.99)),
+        lambda m: o.AdamW(m.parameters(), lr=0.1, weight_decay=0.5, betas=(0.8, 0.99), eps=1e-6),
+    )
+    assert options(other, "weight_decay", "betas", "eps") == [0.5, (0.8, 0.99), 1e-6]
+    assert options(other, "lr", "initial_lr", "k") == [0.05, 0.3, 7]
+
+
+def test_each_group_is_compared_with_its_own(tmp_path: Path) -> None:
+    def made(first: float, second: float) -> Callable[[nn.Module], Optimizer]:
+        def make(model: nn.Module) -> Optimizer:
+            one, *rest = model.parameters()
+            groups = [{"params": [one], "weight_decay": first}, {"params": rest, "weight_decay": second}]
+            return o.AdamW(groups, lr=0.1)
+
+        return make
+
+    other = moved_on(tmp_path, made(0.1, 0.2), made(0.1, 0.3))
+    assert options(other, "weight_decay") == [0.1, 0.3]
+
+
+def test_what_a_running_optimiser_changed_stays_unless_it_is_given_otherwise() -> None:
+    """As optimisers do that keep counters, or a decay that falls, among their options."""
+    model = net()
+
+    def make(decay: float) -> Optimizer:
+        return given(
+            lambda m: o.SGD([{"params": m.parameters(), "k": 0, "weight_decay": decay}], lr=0.1), model
+        )
+
+    optimizer = make(0.4)
+    optimizer.param_groups[0] |= {"k": 12, "weight_decay": 0.1}
+    saved = optimizer_tensors(optimizer, model)
+    same_again, changed = make(0.4), make(0.3)
+    load_optimizer(same_again, model, *saved)
+    load_optimizer(changed, model, *saved)
+    assert options(same_again, "k", "weight_decay") == [12, 0.1]
+    assert options(changed, "k", "weight_decay") == [12, 0.3]
+    again = make(0.3)  # the change is not made anew by the call after it
+    changed.param_groups[0]["weight_decay"] = 0.05
+    load_optimizer(again, model, *optimizer_tensors(changed, model))
+    assert options(again, "k", "weight_decay") == [12, 0.05]
+
+
+def test_a_rate_in_a_tensor_is_compared_with_what_was_given(tmp_path: Path) -> None:
+    def make(rate: float) -> Callable[[nn.Module], Optimizer]:
+        return lambda m: o.Adam(m.parameters(), lr=torch.tensor(rate), foreach=False)
+
+    assert options(moved_on(tmp_path / "a", make(0.25), make(0.25)), "lr")[0].item() == 0.125
+    assert options(moved_on(tmp_path / "b", make(0.25), make(0.75)), "lr")[0].item() == 0.75
+
+
+@pytest.mark.parametrize(
+    ("make", "changed"),
+    [
+        (o.AdamW, {"amsgrad": True}), (o.Adam, {"amsgrad": True}), (o.RMSprop, {"centered": True}),
+        (o.RMSprop, {"momentum": 0.9}), (o.SGD, {"momentum": 0.9, "nesterov": True}),
+    ],
+)  # fmt: skip
+def test_an_option_that_needs_a_state_begins_with_an_empty_one(
+    tmp_path: Path, make: Any, changed: dict[str, Any]
+) -> None:
+    other = moved_on(
+        tmp_path, lambda m: make(m.parameters(), lr=0.1), lambda m: make(m.parameters(), lr=0.1, **changed)
+    )
+    assert options(other, *changed) == [*changed.values()]
+
+
+def test_a_checkpoint_that_does_not_tell_what_was_given_keeps_all_options() -> None:
+    model = net()
+    tensors, json = optimizer_tensors(
+        given(lambda m: o.SGD(m.parameters(), 0.1, weight_decay=0.2), model), model
+    )
+    for group in json["groups"]:
+        del group["built"]
+    other = given(lambda m: o.SGD(m.parameters(), 0.1, weight_decay=0.7), model)
+    load_optimizer(other, model, tensors, json)
+    assert options(other, "weight_decay") == [0.2]
 
 
 def test_every_difference_is_listed_and_nothing_is_changed() -> None:

@@ -10,13 +10,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from frostline.errors import FrostlineError, UsageError
+from frostline.errors import CheckpointFull, FrostlineError, UsageError
+from frostline.trainer import checkpoint
 from frostline.trainer import recorder as module
 from frostline.trainer.recorder import Recorder, read_metrics
 
@@ -169,12 +171,88 @@ def test_a_full_disk_leaves_whole_lines_and_is_an_error(
     recorder.write(1, {"loss": 1.0})
     with monkeypatch.context() as patched:
         patched.setattr(module.os, "write", full_after_five_bytes)
-        with pytest.raises(OSError, match=r"No space left on device: '.*metrics\.jsonl'") as raised:
+        patched.setattr(checkpoint, "_free", lambda place: 8)
+        with pytest.raises(CheckpointFull) as raised:
             recorder.write(2, {"loss": 2.0})
-    assert raised.value.errno == errno.ENOSPC
+    assert str(raised.value) == (
+        f"No room for the metrics in {tmp_path / 'metrics.jsonl'}: it needs 42 bytes, 8 are free, 34 are "
+        f"missing (No space left on device). The checkpoints written before are whole; free some space, or "
+        f"keep fewer of them, and run the same command again."
+    )
+    assert (raised.value.needed, raised.value.free, raised.value.missing) == (42, 8, 34)
     recorder.write(3, {"loss": 3.0})  # there is room again
     recorder.close()
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 3]
+
+
+def failing(code: int) -> Callable[..., int]:
+    def fail(*args: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (errno.ENOSPC, r"No room for the metrics in .*metrics\.jsonl: it needs [\d,]+ bytes, "),
+        (errno.EDQUOT, "the quota of this user or folder is used up"),
+        (errno.EFBIG, "a file is larger than its file system takes|may write files of"),
+    ],
+)
+@pytest.mark.parametrize("call", ["write", "fsync", "ftruncate", "open"])
+def test_a_disk_that_stays_full_is_told_at_every_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int, told: str
+) -> None:
+    """Writing, syncing, and going on from a file that has a torn line, or lines that are to be dropped."""
+    recorder = Recorder(tmp_path)
+    run_to(recorder, 1, 3)
+    torn = b'{"step": 4, "ki'
+    if call == "ftruncate":
+        with open(tmp_path / "metrics.jsonl", "ab") as file:
+            file.write(torn)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    uses: dict[str, list[Callable[[], object]]] = {
+        "write": [lambda: recorder.write(4, {"loss": 1.0})],
+        "fsync": [recorder.flush, lambda: recorder.rewind(1)],
+        "ftruncate": [lambda: Recorder(tmp_path)],
+        "open": [lambda: Recorder(tmp_path)],
+    }
+    monkeypatch.setattr(module.os, call, failing(code))
+    for use in uses[call]:
+        with pytest.raises(CheckpointFull, match=rf"({told})(.|\n)*are whole; .*run the same command again"):
+            use()
+    monkeypatch.undo()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+    recorder.rewind(2)
+    run_to(recorder, 3, 4)
+    recorder.close()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_a_limit_on_the_size_of_files_is_told_as_one(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys\n"
+        "from frostline.trainer.recorder import Recorder\n"
+        "recorder = Recorder(sys.argv[1])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "for step in range(9): recorder.write(step, {'loss': 0.5})\n"
+    )
+    child = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert "this process may write files of 100 bytes at most (File too large)" in child.stderr
+    assert "raise that limit (`ulimit -f`), and run the same command again" in child.stderr
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1]
+
+
+def test_another_error_of_the_disk_is_told_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Recorder(tmp_path) as recorder:
+        monkeypatch.setattr(module.os, "write", failing(errno.EIO))
+        with pytest.raises(UsageError, match=r"metrics\.jsonl': Input/output error.*are whole"):
+            recorder.write(1, {"loss": 1.0})
+        monkeypatch.undo()
 
 
 def test_a_folder_that_cannot_be_is_a_clear_error(tmp_path: Path) -> None:

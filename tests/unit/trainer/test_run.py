@@ -395,10 +395,60 @@ def test_a_pickle_is_never_opened(here: Path) -> None:
     assert train(work(), steps=1, init_from="weights.safetensors", out="b").step == 1
 
 
-def test_a_stage_that_changed_is_computed_again_not_served_stale(here: Path) -> None:
+def test_a_store_that_does_not_fit_is_refused_and_left_as_it_is(here: Path) -> None:
+    """Neither served stale nor thrown away: only a freeze by itself does that."""
     first = train(work(), steps=4, out="a")
-    other = train(work(stage=lambda x: torch.tensor(x).sin()), steps=4, out="b")
-    assert not equal(first, other)
+    changed = work(stage=lambda x: torch.tensor(x).sin())
+    (root,) = (here / "stores").iterdir()
+    before = fl.Store.open(root)
+    with pytest.raises(UsageError, match="left as it is") as told:
+        train(changed, steps=4, out="b")
+    assert "features: to be computed again" in str(told.value)
+    with pytest.raises(UsageError, match="left as it is"):
+        evaluate(changed, "a")
+    after = fl.Store.open(root)
+    assert [*after.keys] == [*before.keys]
+    assert after.fields == before.fields
+    assert not equal(first, train(changed, steps=4, out="b", store="another"))
+    assert isinstance(changed.data, fl.Pipeline)
+    fl.freeze(changed.data, root)
+    assert not equal(first, train(changed, steps=4, out="c"))
+
+
+def test_fewer_samples_than_the_store_has_do_not_delete_the_others(here: Path) -> None:
+    train(work(), steps=4, out="a")
+    (root,) = (here / "stores").iterdir()
+    with pytest.raises(UsageError, match="35 rows no longer in the source"):
+        train(work(rows=5), steps=4, out="b")
+    assert len(fl.Store.open(root)) == N
+
+
+def test_weights_to_begin_with_are_refused_where_a_run_goes_on(here: Path) -> None:
+    train(work(), steps=4, out="a")
+    train(work(), steps=2, out="b", init_from="a")
+    assert train(work(), steps=4, out="b", init_from="a").step == 4
+    with pytest.raises(UsageError, match="--init-from is what a run begins with"):
+        train(work(), steps=6, out="a", init_from="b")
+    with pytest.raises(UsageError, match="no such file or folder"):
+        train(work(), steps=6, out="c", init_from="nowhere")
+
+
+def test_evaluating_says_on_what(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(work(), steps=2, out="a", quiet=True)
+    evaluate(work(), "a")
+    assert "on all samples, also those it was trained on" in capsys.readouterr().err
+    halves = work(splits={"train": 0.5, "holdout": 0.5})
+    with pytest.raises(UsageError, match="splits are train, holdout; none is called test or val"):
+        evaluate(halves, "a")
+    evaluate(halves, "a", split="holdout")
+    assert "on the split 'holdout'" in capsys.readouterr().err
+
+
+def test_a_model_that_is_there_already_is_said_not_to_be_seeded(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(replace(work(), model=Net()), steps=2, out="a", live=True, quiet=False)
+    assert "begins with the weights it has, whatever the seed" in capsys.readouterr().err
 
 
 def test_a_pipeline_that_never_stands_still_asks_for_live(here: Path) -> None:

@@ -92,7 +92,7 @@ def test_the_fall_of_wsd_begins_where_it_says() -> None:
 
 @pytest.mark.parametrize("kind", ["cosine", "linear"])
 def test_a_fall_without_an_end_is_refused(kind: str) -> None:
-    with pytest.raises(UsageError, match="has to know its end"):
+    with pytest.raises(UsageError, match=r"has to know its end: give steps, epochs or .*--schedule-hours"):
         Schedule(kind)  # type: ignore[arg-type]
 
 

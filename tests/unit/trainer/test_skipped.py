@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -38,16 +40,55 @@ def test_those_outside_the_window_do_not_count() -> None:
     at = steps(skipped, 1, "xx...")
     at = steps(skipped, at, "..........")
     at = steps(skipped, at, "x....")
-    with pytest.raises(TrainStopped, match=r"3 of the last 10 updates .* step 21, keys 'k21'"):
+    with pytest.raises(TrainStopped, match=r"3 of the last 10 updates .* step 16, keys 'k16'"):
         steps(skipped, at, "xx")
 
 
 def test_a_checkpoint_knows_those_that_nobody_has_looked_at() -> None:
-    skipped, again = made([]), made([])
+    told: list[str] = []
+    skipped, again = made([]), made(told)
     steps(skipped, 1, "x.")
     skipped.add(3, Batch({}, ["k3"]), torch.tensor(1.0))
     assert skipped
-    assert skipped.steps() == [1, 3]
-    again.load(skipped.steps())
-    with pytest.raises(TrainStopped, match="3 of the last 10"):
+    assert skipped.state() == {"steps": [[1, ["k1"]], [3, ["k3"]]], "told": 2}
+    again.load(json.loads(json.dumps(skipped.state())))
+    with pytest.raises(TrainStopped, match=r"3 of the last 10 .* window: step 1, keys 'k1'\."):
         steps(again, 4, "x")
+    assert told == ["2 updates skipped: loss or gradient is no number (step 3, keys 'k3')"]
+
+
+def test_after_a_resume_those_that_were_not_told_of_are() -> None:
+    told: list[str] = []
+    skipped, again = made([]), made(told)
+    for at in (1, 2):
+        skipped.add(at, Batch({}, [f"k{at}"]), torch.tensor(float(at == 2)))
+    again.load(skipped.state())
+    again.add(3, Batch({}, ["k3"]), torch.tensor(0.0))
+    again.look(3, any_bad=True)  # the count was in the meter, the step in the checkpoint
+    assert told == ["1 update skipped: loss or gradient is no number (step 2, keys 'k2')"]
+
+
+def test_a_checkpoint_of_before_has_numbers_alone() -> None:
+    skipped = made([])
+    skipped.load([1, 2])
+    with pytest.raises(TrainStopped, match=r"First in this window: step 1\. "):
+        steps(skipped, 3, "x")
+
+
+def test_a_few_keys_of_a_large_batch_are_kept() -> None:
+    skipped = made([], most=0)
+    skipped.add(1, Batch({}, [f"k{i}" for i in range(100)]), torch.tensor(1.0))
+    assert skipped.state()["steps"] == [[1, [f"k{i}" for i in range(8)]]]
+    with pytest.raises(TrainStopped, match=r"keys 'k0', .*, 'k7', …\."):
+        skipped.look(1, any_bad=True)
+
+
+@pytest.mark.parametrize(
+    ("saved", "told"),
+    [(None, "No checkpoint was written yet"), (1200, "The checkpoint of step 1,200 is whole")],
+)
+def test_what_there_is_to_go_on_from_is_said(saved: int | None, told: str) -> None:
+    skipped = made([], most=0)
+    skipped.add(1201, Batch({}, ["a"]), torch.tensor(1.0))
+    with pytest.raises(TrainStopped, match=told):
+        skipped.look(1201, any_bad=True, saved=saved)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as optimizers
 
-from . import cuda, record
+from . import cuda, hooks, looks, record
 from .calls import Inputs
 from .decodes import Decodes
 from .ends import Ends
@@ -33,8 +33,9 @@ from .starts import Starts
 _PATIENCE = 5
 """The warm-up takes at most so many times the steps asked for."""
 _TOLD_EVERY_S = 3.0
-_WRITTEN_EVERY_S = 10.0
-"""Only a kill leaves no time to write: writing takes milliseconds, in which workers go on preparing."""
+_WRITTEN_EVERY_S, _WRITTEN_AT_ONCE = 10.0, 3
+"""Only a kill leaves no time to write: writing takes milliseconds, in which workers go on preparing. So what
+the first few blocks show is there, and then what so many seconds do."""
 _MOST_INPUT_COST = 0.01
 """Of a step, for looking at what frozen modules are given in steps that are measured."""
 
@@ -73,8 +74,9 @@ class Agent:
         self.notes: list[str] = []
         self.graphs = 0
         self.waits: list[list[Any]] = []
-        self.done = False
-        self.swallowed = self.asked = self.fresh_before = 0
+        self.done = self.held = False
+        """Nothing is watched any more; all was seen, but the script goes on."""
+        self.swallowed = self.asked = self.fresh_before = self.early = 0
         self.told = self.written = time.perf_counter()
         self.warmup = 0
 
@@ -82,6 +84,7 @@ class Agent:
 
     def begin(self) -> None:
         (self.folder / f"torch-{self.pid}").touch()
+        hooks.failures.clear()
         self.loaders.install()
         self.decodes.install_all()
         self.ends.install()
@@ -104,9 +107,16 @@ class Agent:
                 self.notes.append(f"the profiler failed and let the script go on: {type(e).__name__}: {e}")
                 sys.stderr.write(f"frostline: {self.notes[-1]}\n")
                 self.block = None
-                self.finish("an error of the profiler")
+                self._give_up()
 
         return called
+
+    def _give_up(self) -> None:
+        """What is known is written, if that can be done at all."""
+        try:
+            self.finish("an error of the profiler")
+        except Exception as e:  # noqa: BLE001 -- where one thing of ours failed, others may
+            sys.stderr.write(f"frostline: what was measured is lost: {type(e).__name__}: {e}\n")
 
     def _forked(self) -> None:
         """A child has nothing on that belongs to a block of its parent."""
@@ -121,6 +131,7 @@ class Agent:
         if self.done or os.getpid() != self.pid:
             return
         self.done = True
+        how = "kept going" if self.held else how  # all steps had been seen
         self._cut_short()
         self.modules.end() if self.modules.watching else None
         for inputs in self.inputs.values():
@@ -130,9 +141,16 @@ class Agent:
         self.decodes.uninstall()
         self.ends.uninstall()
         if self.n:
-            record.write(self, how)
+            self._write(how)
         self.modules.uses.clear()
         self.inputs.clear()
+
+    def _write(self, how: str) -> None:
+        failed = [f"the profiler failed in a hook and let the script go on: {e}" for e in hooks.failures]
+        random = [] if self.modules.watching else self.modules.random()
+        self.notes += [note for note in [*failed, *random] if note not in self.notes]
+        record.write(self, how)
+        self.written = time.perf_counter()
 
     def _cut_short(self) -> None:
         """The steps that are whole of a block which does not come to its end count, if the device lives."""
@@ -141,8 +159,8 @@ class Agent:
                 self._close_block(self.last)
             else:
                 self._leave()
-        except RuntimeError as e:  # an error of the script's on the device comes back at every call
-            self.notes.append(f"the last steps are left out, as the device could not be asked: {e}")
+        except Exception as e:  # noqa: BLE001 -- an error of the script's on the device comes at every call
+            self.notes.append(f"the last steps are left out: {type(e).__name__}: {e}")
             self.blocks = [block for block in self.blocks if "end" in block]
             self.instruments.drop()
 
@@ -189,9 +207,8 @@ class Agent:
             return
         if self.instruments.parts is not None:
             self.instruments.parts.end_optimizer()
-        if self.starts.by_calls and self.block is None:
-            self.starts.forget_calls()
-            self.n = 0
+        if self.starts.by_calls and not self.done:
+            self._train_after_all()
         last = not self.starts.by_calls and self.starts.is_last(optimizer)
         if self.starts.changed:
             self.starts.changed = False
@@ -200,12 +217,26 @@ class Agent:
         if last:
             self.boundary(f"{type(optimizer).__name__}.step")
 
+    def _train_after_all(self) -> None:
+        """Calls ended the steps so far, as features are computed before a training, or a model is tested."""
+        self.starts.forget_calls()
+        name, measured = self.boundary_name, bool(self.blocks)
+        self._begin_again()
+        if measured:
+            self.notes.append(
+                f"before the first optimiser's step each {name} was taken for a step; that was dropped"
+            )
+
     def boundary(self, name: str) -> None:
         """A step ended."""
         if in_worker() or cuda.capturing():
             return
         if self.done:
             self._stop_again()
+            return
+        if self.held:
+            self.waits.clear()
+            self.loaders.step()
             return
         if os.getpid() != self.pid:
             self._begin_again()  # a forked child trains by itself
@@ -241,7 +272,8 @@ class Agent:
             if self.modules.steps >= min(FOUND_IN, max(1, self.settings["warmup"] - 1)):
                 self.modules.end()
                 self._watch_inputs()
-                self.times.clear()
+                if self.modules.felt(self._usual()):
+                    self.times.clear()
         wanted = int(self.settings["warmup"])
         if self.n < wanted or self.modules.watching:
             return
@@ -263,6 +295,8 @@ class Agent:
             )
             self.plan = [] if world > 1 else [*self.queue]
             self.asked = self.n + total(self.queue)
+            self._write("unfinished")
+            self.early = _WRITTEN_AT_ONCE
             self._next()
 
     def _usual(self) -> float:
@@ -336,9 +370,9 @@ class Agent:
         for inputs in self.inputs.values():
             inputs.look()
         self._pause_inputs()
-        if time.perf_counter() - self.written > _WRITTEN_EVERY_S:
-            record.write(self, "unfinished")
-            self.written = time.perf_counter()
+        self.early -= 1
+        if self.early >= 0 or time.perf_counter() - self.written > _WRITTEN_EVERY_S:
+            self._write("unfinished")
         self._next()
 
     def _close_block(self, ended: float) -> None:
@@ -360,6 +394,12 @@ class Agent:
         if phase == "trace" and torch._C._autograd._profiler_enabled():
             self.notes.append("the script runs torch's tracer itself: the device's busy time is not known")
             return False
+        if phase == "trace" and torch._C._current_graph_task_id() != -1:
+            self.notes.append("steps end within the backward pass: the device's busy time is not known")
+            return False
+        if phase == "look" and (why := looks.cannot()):
+            self.notes.append(f"reads from the device were not looked for, nor operations counted: {why}")
+            return False
         tellers = [self.loaders, *self.inputs.values()]
         self.instruments.put_on(phase, lambda: self.modules.worth(self._usual()), tellers)
         if phase == "A":
@@ -371,7 +411,7 @@ class Agent:
         self.loaders.keep = False
         self.loaders.device = cuda.device()
         self.loaders.replay = phase if self.loaders.replayable(phase) else ""
-        self.ends.trying = AGAIN[phase]
+        self.ends.trying = AGAIN[phase] if self.loaders.replay else ""
         return bool(self.loaders.replay)
 
     def _leave(self) -> None:
@@ -405,9 +445,22 @@ class Agent:
     def _over(self) -> None:
         """All steps were seen."""
         self.block = None
+        if self.starts.unsure and not self.keep_going:
+            self.held = True
+            self.notes.append(
+                f"an optimiser is there but never stepped, so each {self.boundary_name} is a step"
+            )
+            self._write("kept going")
+            self.note_progress("done; the script goes on, as a training may be yet to come")
+            return
+        if self.starts.unseen:
+            self.notes.append(
+                f"the optimiser's own steps are not seen, as it is compiled: each {self.boundary_name} is one"
+            )
         self.finish("kept going" if self.keep_going else "stopped")
         if not self.keep_going:
             self.note_progress("done: the script is stopped here")
+            self.ends.see_to_it()
             self.ends.stop()
 
     def _stop_again(self) -> None:

@@ -31,9 +31,42 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def n_rows(value: Any) -> int:
-    """How many samples a batch holds, by its first tensor; 0 where there is none."""
+    """How many samples a batch holds: as long as its lists are, where it is made of lists of samples, else by
+    its first tensor; 0 where there is none.
+
+    >>> import torch
+    >>> n_rows([torch.ones(8, 3), torch.ones(8)]), n_rows((8 * [torch.ones(3, 2, 2)], 8 * [{"label": 1}]))
+    (8, 8)
+    """
     found = first_tensor(value)
-    return 0 if found is None else int(found.shape[0])
+    return 0 if found is None else _listed(value) or length(found)
+
+
+def length(tensor: Tensor) -> int:
+    """Its first dimension; nested tensors have no shape."""
+    return int(tensor.size(0))
+
+
+def _listed(value: Any) -> int:
+    """The length that all fields of a batch have as lists of samples, as `zip(*batch)` makes them; 0 where
+    they are none: all of its tensors have one length, and each list has tensors in it."""
+    if isinstance(value, list) and len(value) > 1 and all(isinstance(item, Mapping) for item in value):
+        return len(value)
+    if not isinstance(value, Mapping | list | tuple):
+        return 0
+    fields = [*(value.values() if isinstance(value, Mapping) else value)]
+    if not all(isinstance(field, list | tuple) and not hasattr(field, "_fields") for field in fields):
+        return 0
+    if len({len(field) for field in fields}) != 1 or not fields[0]:
+        return 0
+    plain = [not any(isinstance(item, Tensor | list | tuple) for item in field) for field in fields]
+    alike = all(len({_kind(item) for item in field}) == 1 for field in fields)
+    lengths = {length(t) for t in tensors(value) if t.dim()}
+    return len(fields[0]) if any(plain) or (alike and len(lengths) > 1) else 0
+
+
+def _kind(item: Any) -> Any:
+    return item.dim() if isinstance(item, Tensor) else type(item)
 
 
 def again(value: Any, change: Callable[[Any], Any] = lambda leaf: leaf, depth: int = 0) -> Any:
@@ -63,13 +96,13 @@ def half(value: Any) -> Any | None:
     """
     rows = n_rows(value)
     all_of_it = sum(t.numel() for t in tensors(value))
-    other = sum(t.numel() for t in tensors(value) if not t.dim() or t.shape[0] != rows)
+    other = sum(t.numel() for t in tensors(value) if t.is_nested or not t.dim() or length(t) != rows)
     if rows < 4 or other > 0.2 * all_of_it:  # with much of another length half the rows is not half the work
         return None
 
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
-            return leaf[: rows // 2] if leaf.dim() and leaf.shape[0] == rows else leaf
+            return leaf[: rows // 2] if leaf.dim() and not leaf.is_nested and len(leaf) == rows else leaf
         plain = isinstance(leaf, list | tuple) and len(leaf) == rows and not hasattr(leaf, "_fields")
         return (
             leaf[: rows // 2] if plain and not isinstance(leaf[0], Tensor | list | tuple | Mapping) else leaf

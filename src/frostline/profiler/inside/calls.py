@@ -21,7 +21,7 @@ try:
 except ImportError:  # the script's Python may not have it; the other one is ten times slower
     _fast: Any = None  # type: ignore[no-redef]
 
-from . import cuda
+from . import cuda, hooks
 from .batches import tensors
 from .modules import Use
 from .patches import Patches
@@ -39,7 +39,7 @@ class Calls:
     """Spans around the calls of some modules."""
 
     def __init__(self, uses: list[Use], spans: Spans) -> None:
-        self._handles: list[Any] = []
+        self._handles: list[hooks.Hook] = []
         self._patches = Patches()
         self._open: dict[tuple[int, int], list[int]] = {}
         """(module, thread) → its open spans."""
@@ -56,17 +56,15 @@ class Calls:
         spans, name, opened, me = self._spans, use.name, self._open, id(use.module)
 
         def before(module: nn.Module, args: Any) -> None:
-            if not torch.compiler.is_compiling():
-                opened.setdefault((me, threading.get_ident()), []).append(spans.enter("forward", name))
+            opened.setdefault((me, threading.get_ident()), []).append(spans.enter("forward", name))
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
             stack = opened.get((me, threading.get_ident()))
-            if stack and not torch.compiler.is_compiling():
+            if stack:
                 spans.leave(stack.pop())
 
         # after hooks that are there already: the profiler's own looks are not the module's time
-        self._handles.append(use.module.register_forward_pre_hook(before))
-        self._handles.append(use.module.register_forward_hook(after, always_call=True))
+        self._handles += [hooks.before(use.module, before), hooks.after(use.module, after)]
 
     def _around(self, use: Use) -> None:
         """`module.compile()`: hooks are inside of what was compiled, so the call itself is wrapped."""
@@ -105,10 +103,10 @@ class Inputs:
         self._known: set[bytes] = set()
         self._waiting: list[list[Tensor]] = []
         self._weights: dict[tuple[int, torch.device], Tensor] = {}
-        self._handle = module.register_forward_pre_hook(self._before, with_kwargs=True)
+        self._handle = hooks.before(module, self._before, with_kwargs=True)
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self.ours or torch.compiler.is_compiling() or cuda.capturing():
+        if self.ours or cuda.capturing():
             return
         self.calls += 1
         if self.paused or self.failed:
@@ -120,9 +118,10 @@ class Inputs:
             self.failed = f"{type(e).__name__}: {e}"
 
     def _look(self, call: Any) -> None:
-        given = [t.detach() for t in tensors(call) if t.layout == torch.strided and t.numel()]
+        found = [*tensors(call)]
+        given = [t.detach() for t in found if t.layout == torch.strided and not t.is_nested and t.numel()]
         rows = next((t.shape[0] for t in given if t.dim()), 0)
-        if not rows:
+        if not rows or any(t.is_nested for t in found):
             return
         place = self.spans.enter(OURS, "looking at inputs") if self.spans is not None else -1
         began = time.perf_counter()

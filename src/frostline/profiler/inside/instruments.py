@@ -93,6 +93,7 @@ class Instruments:
 
     def drop(self) -> None:
         """Spans are off, and nothing comes of them: also in a child that was forked meanwhile."""
+        self.samples.end()
         if self._calls is None or self.parts is None:
             return
         if self._collects:

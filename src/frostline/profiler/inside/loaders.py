@@ -22,6 +22,8 @@ from torch.utils.data import dataloader
 from torch.utils.data._utils import fetch
 
 from .batches import again, half, n_rows, tensors
+from .epochs import Epochs
+from .made import Made, length
 from .patches import Patches
 
 Decoded = list[Any]
@@ -29,11 +31,15 @@ About = dict[str, Any]
 _EMPTY: About = {
     "workers": 0, "calls": 0, "wait_s": 0.0, "batch_size": None, "pinned": False, "items": 0, "repeats": 0,
     "batches": None, "samples": None, "kept": None, "as": None, "steps": 0, "now": 0, "there": None,
+    "made": None, "anew": 0, "persistent": False, "ending": 0.0, "aside": 0, "missed": 0,
 }  # fmt: skip
 _SCRIPT: dict[str, Any] = {"dataset": "the script itself", "start": -1.0, "s": 0.0, "n": 0}
-_PRIVATE = ("known", "kept", "steps", "now", "each", "as", "there")
+_PRIVATE = ("known", "kept", "steps", "now", "each", "as", "there", "made", "ending", "missed")
 _MOST_ITEMS = 4_000_000
 """Items of a data set whose numbers are remembered."""
+_AHEAD = 8
+"""Steps without a batch after which a loader that another thread reads from is none of theirs: that thread
+is now ahead of the steps, now behind."""
 _MOST_AGAIN = 64
 """Times that a kept batch is handed out within a step: a loop that wants more waits for an epoch's end."""
 
@@ -57,6 +63,9 @@ class Loaders:
         self.seen: dict[Any, About] = {}
         self.decodes: list[Decoded] = []
         """[what, key, start, seconds, bytes (0: unknown)] since the last batch was prepared here."""
+        self._own: list[Decoded] = []
+        """Those of the script itself, between the batches of a step."""
+        self._epochs = Epochs()
         self.prepared: list[dict[str, Any]] = []
         """What this process prepared itself: loaders without workers."""
         self._folder, self._always, self._next = folder, Patches(), Patches()
@@ -65,19 +74,30 @@ class Loaders:
 
     def install(self) -> None:
         base: Any = dataloader._BaseDataLoaderIter
-        begin, index = base.__init__, base._next_index
+        begin, reset, index = base.__init__, base._reset, base._next_index
 
         def __init__(iterator: Any, loader: Any) -> None:
             begin(iterator, loader)
-            self.begun += 1
-            iterator._frostline = self._about(loader)
+            iterator._frostline = self._about(loader, iterator)
+            self._begins(iterator)
+
+        def _reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
+            reset(iterator, loader, first_iter)
+            if not first_iter:  # workers that stay: one iterator for all epochs
+                iterator._frostline_over = False
+                self._begins(iterator)
 
         def _next_index(iterator: Any) -> Any:
-            found = index(iterator)
+            try:
+                found = index(iterator)
+            except StopIteration:
+                iterator._frostline_over = True
+                raise
             self._items(iterator, found)
             return found
 
         self._always.set(dataloader._BaseDataLoaderIter, "__init__", __init__)
+        self._always.set(dataloader._BaseDataLoaderIter, "_reset", _reset)
         self._always.set(dataloader._BaseDataLoaderIter, "_next_index", _next_index)
         for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             self._always.set(kind, "fetch", self._fetching(kind.fetch))
@@ -85,13 +105,26 @@ class Loaders:
 
     def _fetching(self, get: Any) -> Any:
         def fetched(fetcher: Any, possibly_batched_index: Any) -> Any:
-            self.decodes.clear()
+            before, self.decodes = self.decodes, []
+            nested, self._within.fetch = getattr(self._within, "fetch", False), True
             began = time.perf_counter()
-            batch = get(fetcher, possibly_batched_index)
-            self._prepared(fetcher, possibly_batched_index, began, time.perf_counter() - began)
+            try:
+                batch = get(fetcher, possibly_batched_index)
+                self._prepared(fetcher, possibly_batched_index, began, time.perf_counter() - began)
+            finally:
+                self._within.fetch = nested
+                if nested:  # a loader that reads from a loader goes on where it was
+                    self.decodes[:0] = before
+                elif torch.utils.data.get_worker_info() is None:
+                    self._own += before
             return batch
 
         return fetched
+
+    def _begins(self, iterator: Any) -> None:
+        self.begun += 1
+        if (about := getattr(iterator, "_frostline", None)) is not None:
+            self._epochs.begins(iterator, about)
 
     def watch(self, on: bool) -> None:
         """Waiting is measured, or not."""
@@ -115,8 +148,8 @@ class Loaders:
 
     def watched(self, name: str, batches: Iterable[Any], *, rows: Callable[[Any], int]) -> Iterator[Any]:
         """The same batches; waiting for each counts like waiting for a DataLoader."""
-        about = self.seen.setdefault(-1, {**_EMPTY, "dataset": name, "known": set(), "each": Counter()})
-        source = iter(batches)
+        about = self.seen.setdefault(-1, _new(dataset=name, persistent=True))  # threads
+        source, first = iter(batches), True
         while True:
             began, spans = time.perf_counter(), self.spans
             place = spans.enter("data", "waiting for data") if spans is not None else -1
@@ -129,12 +162,15 @@ class Loaders:
                 return
             ended = time.perf_counter()
             self._count(about, began, ended, rows(batch), True)
+            if first:
+                self._epochs.came(about)
+            first = False
             yield batch
 
     def _waited(self, iterator: Any, original: Any) -> Any:
         if getattr(self._within, "one", False):  # a loader that reads from a loader
             return original(iterator)
-        about = getattr(iterator, "_frostline", None) or {**_EMPTY, "each": Counter()}
+        about = getattr(iterator, "_frostline", None) or _new()
         spans, self._within.one = self.spans, True
         place = spans.enter("data", "waiting for data") if spans is not None else -1
         began = time.perf_counter()
@@ -143,6 +179,10 @@ class Loaders:
             batch = self._again(about) if self.replay else None
             batch = original(iterator) if batch is None else batch
             came, rows = True, n_rows(batch)
+        except StopIteration:
+            iterator._frostline_over = True
+            about["ending"] = time.perf_counter() - began
+            raise
         finally:
             self._within.one = False
             ended = time.perf_counter()
@@ -157,6 +197,7 @@ class Loaders:
     def _count(self, about: About, began: float, ended: float, rows: int, came: bool) -> None:
         about["calls"] += came
         about["now"] += came
+        about["aside"] += came and self._epochs.aside
         about["wait_s"] += ended - began
         if self.told is not None:
             self.told(began, ended, rows, came)
@@ -183,15 +224,20 @@ class Loaders:
 
     def step(self) -> None:
         """A step ended: loaders that gave it a batch are those that it reads from."""
-        if self.decodes:  # by the script itself, outside of every loader
-            self.prepared.append({**_SCRIPT, "decodes": [*self.decodes]})
+        if self._own or self.decodes:  # by the script itself, outside of every loader
+            self.prepared.append({**_SCRIPT, "decodes": [*self._own, *self.decodes]})
+            self._own.clear()
             self.decodes.clear()
+        self._epochs.step()
         if not self._watching:
             return
         self._steps += 1
         for about in self.seen.values():
-            about["steps"] = about["steps"] + 1 if about["now"] else 0
+            about["missed"] = 0 if about["now"] else about["missed"] + 1
+            if about["missed"] > (_AHEAD if about["aside"] else 0):
+                about["steps"] = 0
             if about["now"]:
+                about["steps"] += 1
                 about["each"][about["now"]] += 1
             about["now"] = 0
 
@@ -200,18 +246,27 @@ class Loaders:
         kept = [about["kept"] for about in self.seen.values() if _ready(about)]
         return any(n_rows(batch) and (how != "half" or half(batch) is not None) for batch in kept)
 
-    def _about(self, loader: Any) -> About:
+    def _about(self, loader: Any, iterator: Any) -> About:
         """What is known of a loader; one record for all its epochs, also where each makes it anew."""
-        data, sampler = loader.dataset, loader.batch_sampler
-        size = loader.batch_size or getattr(sampler, "batch_size", None)
-        key = (type(data), loader.num_workers, size, _length(loader), type(loader.sampler))
-        if key not in self.seen:
-            self.seen[key] = _EMPTY | {
-                "dataset": type(data).__name__, "workers": loader.num_workers, "batch_size": size,
-                "pinned": bool(loader.pin_memory), "batches": _length(loader), "samples": _length(data),
-                "known": set(), "each": Counter(),
-            }  # fmt: skip
-        return self.seen[key]
+        made, data = Made(loader, iterator), loader.dataset
+        held = [about for about in self.seen.values() if about["made"] is not None]
+        alike = [about for about in held if about["made"].looks == made.looks and about["made"].over]
+        found = next((about for about in held if about["made"].by(loader)), None)
+        found = found or next((about for about in alike if about["made"].reads(data)), None)
+        if found is None:
+            # other data; what looks like a loader that is gone, as in the next fold, goes on in its place
+            found = next((about for about in alike if about["made"].gone), None)
+            if found is None:
+                found = self.seen[len(self.seen)] = _new(
+                    dataset=type(data).__name__, workers=loader.num_workers, batch_size=made.size,
+                    pinned=bool(loader.pin_memory), batches=length(loader), samples=length(data),
+                    persistent=bool(loader.persistent_workers),
+                )  # fmt: skip
+            else:
+                found |= {"kept": None, "as": None, "there": None, "steps": 0, "anew": found["anew"] + 1}
+            found["known"] = next((a["known"] for a in held if a["made"].reads(data)), set())
+        found["made"] = made
+        return found
 
     def _items(self, iterator: Any, index: Any) -> None:
         """Which items of a data set are asked for: exact, as they have numbers."""
@@ -276,8 +331,5 @@ def _ready(about: About) -> bool:
     return kept is not None and about["steps"] >= 2 and _versions(kept) == about["as"]
 
 
-def _length(thing: Any) -> int | None:
-    try:
-        return len(thing)
-    except (TypeError, NotImplementedError):
-        return None
+def _new(**known: Any) -> About:
+    return {**_EMPTY, "known": set(), "each": Counter(), "starts": [], **known}

@@ -5,10 +5,12 @@ Python's own `float()` and `bool()` of a tensor read it back too, so the operato
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
 from collections import defaultdict
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -87,6 +89,32 @@ class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self.flops += flops
         self.flops_by_dtype[_dtype(packet, args)] += flops
+
+
+def cannot() -> str:
+    """Why no step can be looked at now; empty where one can.
+
+    >>> cannot()
+    ''
+    """
+    if _compiled():
+        return "torch.compile is used, and under a dispatch mode what it made would not run"
+    if torch._C._current_graph_task_id() != -1:
+        return "steps end within the backward pass, which has dispatch modes of its own"
+    return ""
+
+
+def _compiled() -> bool:
+    """Whether there is something that torch.compile made. It would run as it is written instead, with other
+    random numbers, and with fullgraph=True not at all."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    return any(
+        getattr(o, "_torchdynamo_orig_callable", None) is not None
+        and not getattr(o, "_torchdynamo_disable", False)
+        for o in gc.get_objects()
+        if type(o) is FunctionType
+    )
 
 
 def _back(args: Any, kwargs: Any) -> str | None:

@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as hooks
 
-from .batches import first_tensor, n_rows
+from . import hooks
+from .batches import first_tensor, length, n_rows
 
 _ABOUT_HOOKS = r"Using `torch.compile\(module\)` when there are global hooks"
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
+_DROPS = ("DropPath", "StochasticDepth", "DropBlock2d", "DropBlock3d", "PatchDropout")
+"""What libraries have for dropping; torch's own are known by their class."""
 _HOOKED, _HOOK_S = 0.01, 12e-6
 """Of a step that the hooks of pass B may take; and what those of one call take (measured: 8 to 15 µs)."""
 _DEEPEST = 3
@@ -50,6 +52,8 @@ class Use:
     """The frozen modules up to there."""
     out_bytes: float = 0.0
     """Of its result, a row."""
+    random: bool = False
+    """It was called in training mode, and draws numbers or goes by the whole batch then."""
 
 
 class Modules:
@@ -66,16 +70,13 @@ class Modules:
     def begin(self) -> None:
         warnings.filterwarnings("ignore", message=_ABOUT_HOOKS)
         self._filter = warnings.filters[0]
-        self._handles = [
-            hooks.register_module_forward_pre_hook(self._enter),
-            hooks.register_module_forward_hook(self._leave, always_call=True),
-        ]
+        self._handles = hooks.of_all(self._enter, self._leave)
 
     def begin_counting(self) -> None:
         """The first step ended: what was called before it may have been anything."""
         for use in self.uses.values():
             use.calls = use.quiet = 0
-            use.seconds = 0.0
+            use.seconds, use.random = 0.0, False
             use.rows.clear()
 
     def called(self) -> list[Use]:
@@ -112,7 +113,7 @@ class Modules:
         return bool(self._handles)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or in_worker():
+        if in_worker():
             return
         thread = threading.get_ident()
         stack = self._stacks.setdefault(thread, [])
@@ -123,12 +124,13 @@ class Modules:
         use.depth = min(use.depth, len(stack))
         use.calls += 1
         use.quiet += not torch.is_grad_enabled()
+        use.random = use.random or (module.training and _draws(module))
         if parent is None and thread == self._owner:
             self._outermost(module)
         stack.append((id(module), time.perf_counter()))
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or in_worker():
+        if in_worker():
             return
         stack = self._stacks.get(threading.get_ident(), [])
         while stack:
@@ -138,7 +140,8 @@ class Modules:
                 use.seconds += time.perf_counter() - began
                 use.rows[n_rows(args) or n_rows(output)] += 1
                 given = first_tensor(output)
-                use.out_bytes = 0.0 if given is None else given.nbytes / max(1, given.shape[0])
+                size = 0 if given is None else given.numel() * given.element_size()
+                use.out_bytes = 0.0 if given is None else size / max(1, length(given))
                 return
 
     # what was found
@@ -186,9 +189,33 @@ class Modules:
                 kept[id(use.module)] = use
         return [*kept.values(), *(u for k, u in self.uses.items() if k in ends and k not in kept and u.calls)]
 
+    def felt(self, step_s: float) -> bool:
+        """Whether watching took a share of the steps that is felt."""
+        calls = sum(use.calls for use in self.uses.values()) / max(1, self.steps)
+        return _HOOK_S * calls > _HOOKED * step_s
+
     def frozen(self) -> Iterator[tuple[Use, str]]:
-        """The outermost modules that nothing in the training changes, and why."""
-        trained = _trained()
+        """The outermost modules that nothing in the training changes, and why; without those that give
+        another result each time."""
+        return ((use, why) for use, why in self._unchanged() if self._random(use.module) is None)
+
+    def random(self) -> list[str]:
+        """What is said of those."""
+        each = [(use, self._random(use.module)) for use, _ in self._unchanged()]
+        return [
+            f"{use.name} is frozen, but what it gives differs each time, as {part.name} is in training mode; "
+            f"after {use.name}.eval() it could be stored"
+            for use, part in each
+            if part is not None
+        ]
+
+    def _random(self, module: nn.Module) -> Use | None:
+        """A part of it that draws numbers."""
+        parts = (self.uses.get(id(part)) for part in module.modules())
+        return next((part for part in parts if part is not None and part.random), None)
+
+    def _unchanged(self) -> Iterator[tuple[Use, str]]:
+        trained: set[int] | None = None  # looking through all objects takes its time
         found: dict[int, bool] = {key: True for use in self.uses.values() for key in use.before}
         for use in sorted(self.called(), key=lambda use: use.depth):
             key = id(use.module)
@@ -201,7 +228,10 @@ class Modules:
             if not parameters:
                 continue
             fixed = not any(p.requires_grad for p in parameters)
-            quiet = use.quiet == use.calls and not any(id(p) in trained for p in parameters)
+            quiet = use.quiet == use.calls
+            if quiet and not fixed:
+                trained = _trained() if trained is None else trained
+                quiet = not any(id(p) in trained for p in parameters)
             if fixed or quiet:
                 found[key] = True
                 yield use, "parameters" if fixed else "no_grad"
@@ -213,11 +243,11 @@ class Modules:
         leaves = [
             u
             for k, u in self.uses.items()
-            if k in own and u.calls and _owns(u.module) and self._called_by(u, use)
+            if k in own and u.calls and (_owns(u.module) or u.random) and self._called_by(u, use)
         ]
         before: list[Use] = []
         for leaf in sorted(leaves, key=lambda u: u.order):
-            if any(p.requires_grad for p in leaf.module.parameters(recurse=False)):
+            if leaf.random or any(p.requires_grad for p in leaf.module.parameters(recurse=False)):
                 break
             before.append(leaf)
         if not before or len(before) == len(leaves):
@@ -234,10 +264,11 @@ class Modules:
         return key is not None
 
     def _whole(self, root: nn.Module, leaf: nn.Module) -> nn.Module:
-        """The outermost module around a leaf in which nothing is trained."""
+        """The outermost module around a leaf in which nothing is trained or random."""
         for module in root.modules():  # outer ones come first
             around = module is not root and id(module) in self.uses and self.uses[id(module)].calls
-            if around and not _trains(module) and any(m is leaf for m in module.modules()):
+            fixed = around and not _trains(module) and self._random(module) is None
+            if fixed and any(m is leaf for m in module.modules()):
                 return module
         return leaf
 
@@ -273,6 +304,18 @@ def is_compiled(module: nn.Module) -> bool:
 def _owns(module: nn.Module) -> bool:
     """Whether it has parameters of its own, not only those of its parts."""
     return any(True for _ in module.parameters(recurse=False))
+
+
+def _draws(module: nn.Module) -> bool:
+    """Whether in training mode what it gives is random, or depends on the other rows of the batch."""
+    if isinstance(module, nn.modules.batchnorm._BatchNorm | nn.RReLU):
+        return True
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return float(module.dropout) > 0
+    kind = type(module).__name__
+    if isinstance(module, nn.modules.dropout._DropoutNd) or kind in _DROPS:
+        return any(isinstance(p := getattr(module, name, 0), float) and p > 0 for name in ("p", "drop_prob"))
+    return False
 
 
 def _trains(module: nn.Module) -> bool:

@@ -53,8 +53,8 @@ _SURE, _MOST_MORE, _MORE_S = 0.02, 3, 16.0
 """Passes are told apart to so much of a step, or done again as often as that, or for so many seconds."""
 _STABLE = 0.1
 _WINDOW = 5
-FOUND_IN = 3
-"""Steps in which modules are looked for."""
+FOUND_IN = 9
+"""Steps in which modules are looked for, at most: some are called every eighth step only."""
 
 
 @dataclass(frozen=True)

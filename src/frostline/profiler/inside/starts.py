@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import hooks
 from .modules import alive
 
-_CALLS = 24
-"""Calls of outermost modules without any optimiser, after which it is a loop of calls."""
+_CALLS, _UNSTEPPED = 24, 4
+"""Calls of outermost modules without any optimiser, after which it is a loop of calls; and how many times as
+many where there is one that is not seen to step: a test without gradients, or its step is compiled. With
+gradients and without a step it may gather them, or leave out steps whose loss is no number."""
 _AGAIN = 3
 """Other optimisers' steps in a row after which the one that ended the cycle is taken to be gone."""
 
@@ -36,8 +39,12 @@ class Starts:
         self._calls: Counter[int] = Counter()
         self._asked_at = _CALLS
         self._modules: dict[int, nn.Module] = {}
-        self._handle: Any = None
+        self._handle: hooks.Hook | None = None
         self.by_calls = False
+        self._unstepped: list[Callable[[], Any]] = []
+        """Optimisers that were there when calls were taken to end steps,"""
+        self._as: list[Any] = []
+        """and how far they had come."""
 
     def is_last(self, optimizer: Any) -> bool:
         """Whether this optimiser's step ends a cycle of them; known once the first of them comes again.
@@ -67,8 +74,18 @@ class Starts:
         self._modules[id(module)] = module
         if sum(self._calls.values()) >= self._asked_at:
             self._asked_at *= 2  # looking through all objects takes its time
-            if not alive(torch.optim.Optimizer):
+            found = alive(torch.optim.Optimizer)
+            moved = self._come() != self._as
+            if not self._unstepped:
+                self._remember(found)
+            often = sum(self._calls.values()) >= _UNSTEPPED * _CALLS
+            if not found or (often and (moved or not torch.is_grad_enabled())):
+                self._remember(found)
                 self._choose()
+
+    def _remember(self, optimizers: list[Any]) -> None:
+        self._unstepped = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._as = self._come()
 
     def _choose(self) -> None:
         """Of the modules that are called the fewest times (but again and again) the last one."""
@@ -80,11 +97,23 @@ class Starts:
         self.by_calls = True
         name = f"call of {type(module).__name__}"
 
-        def before(module: nn.Module, args: Any) -> None:
-            if not torch.compiler.is_compiling():
-                self._agent.boundary(name)
+        ended = self._agent.guarded(self._agent.boundary)
+        self._handle = hooks.before(module, lambda module, args: ended(name))
 
-        self._handle = module.register_forward_pre_hook(before)
+    def _come(self) -> list[Any]:
+        """How often the parameters of these optimisers were written to, and what is kept of each of them."""
+        each = [found for optimizer in self._unstepped if (found := optimizer()) is not None]
+        return [(len(o.state), _versions(o)) for o in each if hasattr(o, "param_groups")]
+
+    @property
+    def unseen(self) -> bool:
+        """Calls end steps, and an optimiser steps that is not seen to: compiled, as a rule."""
+        return self.by_calls and self._come() != self._as
+
+    @property
+    def unsure(self) -> bool:
+        """Calls end steps, and there is an optimiser that has not stepped: training may be yet to come."""
+        return self.by_calls and bool(self._as) and self._come() == self._as
 
     def forget_calls(self) -> None:
         """An optimiser's step was seen after all."""
@@ -96,6 +125,10 @@ class Starts:
             self._handle.remove()
             self._handle = None
         self._modules.clear()
+
+
+def _versions(optimizer: Any) -> int:
+    return sum(p._version for g in optimizer.param_groups for p in g["params"] if not p.is_inference())
 
 
 def _kind(optimizer: Any) -> tuple[Any, ...]:

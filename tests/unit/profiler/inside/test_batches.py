@@ -42,6 +42,36 @@ def test_rows_are_the_first_tensors(batch: Any, n: int) -> None:
     assert n_rows(batch) == n
 
 
+IMAGES = [torch.ones(3, 4, 4) for _ in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "n"),
+    [
+        ((IMAGES, [{"boxes": torch.ones(2, 4)} for _ in IMAGES]), 8),
+        (tuple(zip(*((image, i) for i, image in enumerate(IMAGES)), strict=True)), 8),
+        ({"image": IMAGES, "name": ["a"] * 8}, 8),
+        ([{"image": image, "label": 1} for image in IMAGES], 8),
+        (([torch.ones(n) for n in (4, 9, 2)], [torch.ones(n) for n in (3, 1, 2)]), 3),
+        (([rows(5), rows(5)], [torch.arange(5), torch.arange(5)]), 5),
+        (([rows(5), rows(5)], torch.arange(5)), 5),
+        ([[rows(5), torch.ones(1)]], 5),
+        (([rows(5), 3],), 5),
+    ],
+)
+def test_lists_of_samples_have_as_many_rows_as_samples(batch: Any, n: int) -> None:
+    """As detection has them; lists of views or of fields have their tensors' rows."""
+    assert n_rows(batch) == n
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_have_rows_and_are_not_halved(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([rows(n) for n in (2, 4, 3, 5)], layout=layout)
+    assert n_rows((nested,)) == 4
+    assert half([nested, torch.arange(4)]) is None
+
+
 def test_a_batch_that_contains_itself_has_an_end() -> None:
     batch: list[Any] = []
     batch.append(batch)

@@ -48,14 +48,22 @@ def test_an_error_is_told_to_us_and_then_to_who_was_there(ends: Ends, told: list
 
 
 def test_an_error_in_a_phase_that_we_tried_may_be_ours(ends: Ends, told: list[Any]) -> None:
-    """The script cannot take half a batch, or has an error of its own: it is told, and so is what we did."""
+    """The script cannot take half a batch: that trial is left out, and all else had been measured."""
     ends.trying = "half a batch"
     sys.excepthook(ValueError, ValueError("a batch of 8 was expected"), None)
-    assert ends._agent.finished == ["ValueError: a batch of 8 was expected"]
+    assert ends._agent.finished == ["stopped"]
     assert len(told) == 1
     (note,) = ends._agent.notes
     assert "handed out half a batch" in note
+    assert "ValueError: a batch of 8 was expected" in note
     assert "--no-replay" in note
+
+
+def test_an_interrupt_in_such_a_phase_is_not_ours(ends: Ends, told: list[Any]) -> None:
+    ends.trying = "half a batch"
+    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert ends._agent.finished == ["KeyboardInterrupt: "]
+    assert len(told) == 1
 
 
 def test_in_a_forked_child_it_is_the_childs(ends: Ends, told: list[Any]) -> None:
@@ -132,6 +140,42 @@ def test_a_process_ends_as_it_would_have_and_says_how(code: str, status: int, to
     assert found.returncode == status, found.stderr
     assert found.stdout.splitlines() == [f"finish {how}" for how in told]
     assert ("ZeroDivisionError" in found.stderr) == (code == "1 / 0")
+
+
+@pytest.mark.parametrize("code", ["sys.exit(1)", "os._exit(1)"])
+def test_a_script_that_ends_itself_where_it_cannot_take_half_a_batch_was_stopped(code: str) -> None:
+    found = ran(f"ends.trying = 'half a batch'\n{code}")
+    assert found.stdout.splitlines() == ["finish stopped"]
+
+
+HANGS = """
+import threading
+from frostline.profiler.inside import ends as module
+module._THREADS_S, module._CLEAN_UP_S, module._LOOK_S = {limits}, 0.01
+atexit.register(lambda: print("atexit", flush=True))
+ends.uninstall()
+ends.see_to_it()
+"""
+
+
+def test_a_script_that_waits_for_its_own_threads_for_ever_is_ended() -> None:
+    """A thread that fills a queue which nobody empties any more; what would have run at its exit does."""
+    waits = "threading.Thread(target=threading.Event().wait, name='ahead').start()\nends.stop()"
+    found = ran(HANGS.format(limits="0.3, 50") + waits)
+    assert (found.returncode, found.stdout.splitlines()) == (0, ["atexit"])
+    assert "threads that are left: ahead" in found.stderr
+
+
+def test_a_script_that_hangs_while_it_cleans_up_is_ended_later() -> None:
+    cleans = "try:\n    ends.stop()\nfinally:\n    threading.Event().wait(50)"
+    found = ran(HANGS.format(limits="0.1, 0.6") + cleans)
+    assert (found.returncode, found.stdout) == (0, "")
+    assert "did not end after it was stopped" in found.stderr
+
+
+def test_a_script_that_ends_in_time_is_left_alone() -> None:
+    found = ran(HANGS.format(limits="5, 5") + "ends.stop()")
+    assert (found.returncode, found.stdout, found.stderr) == (0, "atexit\n", "")
 
 
 def test_a_stop_runs_finally_and_atexit_but_no_except_exception() -> None:

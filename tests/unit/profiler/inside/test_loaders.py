@@ -150,6 +150,28 @@ def test_what_is_prepared_here_is_told_with_its_decodes(loaders: Loaders) -> Non
     ]
 
 
+def test_what_the_script_decodes_between_batches_of_a_step_is_counted(loaders: Loaders) -> None:
+    """Four batches of paths, gradients accumulated: the next batch does not clear what was decoded."""
+    for i, _ in enumerate(DataLoader(Numbers(4))):
+        loaders.decoded("PIL", f"file{i}", 1.0, 0.5)
+    loaders.step()
+    own = [line for line in loaders.prepared if line["dataset"] == "the script itself"]
+    assert [d[1] for line in own for d in line["decodes"]] == ["file0", "file1", "file2", "file3"]
+    assert len(own) == 1
+
+
+def test_a_loader_that_reads_from_a_loader_keeps_what_it_has_decoded(loaders: Loaders) -> None:
+    class Around(Numbers):
+        def __getitem__(self, i: int) -> dict[str, Any]:
+            loaders.decoded("PIL", f"outer{i}", 1.0, 0.5)
+            return {"x": len([*DataLoader(Numbers(1))])}
+
+    list(DataLoader(Around(2)))
+    loaders.step()
+    told = [(line["dataset"], [d[1] for d in line["decodes"]]) for line in loaders.prepared]
+    assert [each for each in told if each[1]] == [("Around", ["outer0"]), ("Around", ["outer1"])]
+
+
 def test_workers_write_a_line_a_batch_and_the_script_waits_for_them(
     loaders: Loaders, told: Told, tmp_path: Path
 ) -> None:

@@ -231,3 +231,33 @@ def test_on_a_gpu_what_waits_takes_time_and_what_is_on_the_host_does_not_wait() 
         x.to("cpu", non_blocking=True)
         torch.ones(1).item()
     assert lines(look) == {at + 1: 1, at + 2: 1}
+
+
+def test_no_step_is_looked_at_beside_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a dispatch mode it runs as it is written, with other random numbers; or not at all."""
+    monkeypatch.setattr(looks, "_compiled", lambda: True)
+    assert "torch.compile" in looks.cannot()
+
+
+def test_what_torch_compile_made_is_found_also_before_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*objects: Any) -> bool:
+        with monkeypatch.context() as only:
+            only.setattr(looks.gc, "get_objects", lambda: [*objects])  # other tests' may still be around
+            return looks._compiled()
+
+    net, kept = nn.Linear(2, 2), nn.Linear(2, 2)
+    kept.compile(backend="eager")
+    assert found(torch.compile(lambda x: x, backend="eager"))
+    assert found(torch.compile(net, backend="eager").forward)
+    assert found(kept._compiled_call_impl)
+    assert not found(net, torch._dynamo.disable(lambda x: x), net.forward)
+
+
+def test_within_the_backward_pass_no_step_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "_compiled", lambda: False)
+    assert looks.cannot() == ""
+    said: list[str] = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_post_accumulate_grad_hook(lambda p: said.append(looks.cannot()))
+    x.sum().backward()
+    assert "backward" in said[0]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from frostline.profiler.inside import hooks
 from frostline.profiler.inside import modules as code
 from frostline.profiler.inside.modules import Modules, Use
 
@@ -266,6 +267,58 @@ def test_what_is_frozen_after_something_trained_is_no_prefix() -> None:
     found = watched(lambda: net(X))
     assert prefix(found, "Net") == ""
     assert frozen(found) == {"Net.blocks.2": "parameters"}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [nn.Dropout(0.5), nn.BatchNorm1d(4), nn.RReLU(), nn.AlphaDropout(0.1)],
+    ids=lambda m: type(m).__name__,
+)
+def test_a_frozen_encoder_that_is_random_is_told_but_not_as_one_to_store(part: nn.Module) -> None:
+    encoder = nn.Sequential(nn.Linear(4, 4), part, nn.Linear(4, 4)).requires_grad_(False).train()
+    found = watched(lambda: encoder(X))
+    (said,) = found.random()
+    assert frozen(found) == {}
+    assert "Sequential.1 is in training mode" in said
+    encoder.eval()
+    found = watched(lambda: encoder(X))
+    assert (frozen(found), found.random()) == ({"Sequential": "parameters"}, [])
+
+
+@pytest.mark.parametrize(
+    "part", [nn.Dropout(0.0), nn.LayerNorm(4), nn.GELU()], ids=lambda m: type(m).__name__
+)
+def test_what_draws_nothing_is_not_random_in_training_mode(part: nn.Module) -> None:
+    encoder = nn.Sequential(nn.Linear(4, 4), part).requires_grad_(False).train()
+    assert frozen(watched(lambda: encoder(X))) == {"Sequential": "parameters"}
+
+
+def test_a_prefix_ends_before_what_is_random() -> None:
+    net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
+    net[:5].requires_grad_(False)
+    assert prefix(watched(lambda: net(X)), "Sequential") == "Sequential.4"
+    net.insert(2, nn.Dropout(0.5))
+    assert prefix(watched(lambda: net(X)), "Sequential") == "Sequential.1"
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+def test_calls_with_nested_tensors_are_seen() -> None:
+    """As torch's own encoder has them inside, where a mask pads."""
+    net = nn.Identity()
+    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(5, 4)])
+    hooks.failures.clear()
+    found = names(watched(lambda: net(nested)))["Identity"]
+    assert hooks.failures == []
+    assert (dict(found.rows), found.out_bytes) == ({2: 2}, 7 * 4 * 4 / 2)
+
+
+def test_an_error_of_ours_does_not_reach_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks.failures.clear()
+    monkeypatch.setattr(code, "n_rows", lambda value: 1 // 0)
+    net = nn.Linear(4, 4)
+    watched(lambda: net(X))
+    assert hooks.failures == ["ZeroDivisionError: integer division or modulo by zero"]
+    hooks.failures.clear()
 
 
 def test_the_prefix_follows_the_order_of_calls_not_of_names() -> None:

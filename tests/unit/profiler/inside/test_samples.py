@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import threading
+import time
+from itertools import accumulate, cycle
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from frostline.profiler.inside.samples import Samples, user_line
 from frostline.profiler.inside.spans import Spans
@@ -29,16 +34,58 @@ def test_no_frame_is_somewhere() -> None:
     assert user_line(None) == "somewhere"
 
 
-def test_what_a_part_covers_is_not_looked_at() -> None:
-    """Ten looks, every other one inside of a part."""
+def test_what_a_part_covers_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten looks, every other one inside of a part; each counts for the time since the last one: 1, 3, 1, …"""
+    clock = accumulate(cycle([1.0, 3.0]), initial=0.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     samples, looks = Samples(), iter(range(10))
     me = threading.get_ident()
     samples._over = SimpleNamespace(wait=lambda seconds: next(looks, None) is None)  # type: ignore[assignment]
     within = iter([True, False] * 5)
     samples._watch(me, SimpleNamespace(within=lambda thread: next(within)))
-    assert samples.looked == 10
-    assert sum(samples.lines.values()) == 5
-    assert sum(share for _, share in samples.told()) == 0.5
+    assert samples.looked == 20
+    assert sum(samples.lines.values()) == 15
+    assert sum(share for _, share in samples.told()) == 0.75
+
+
+def test_lines_are_told_by_the_time_that_they_take() -> None:
+    """One holds Python's lock for three quarters of the time, the other lets go of it again and again."""
+    samples, spent = Samples(), [0.0, 0.0]
+    samples.begin(Spans(cuda=False))
+    first = sys._getframe().f_lineno + 3
+    while sum(spent) < 1.0:
+        began = time.perf_counter()
+        sum(i for i in range(200_000))
+        held = time.perf_counter()
+        time.sleep((held - began) / 3)
+        spent = [spent[0] + held - began, spent[1] + time.perf_counter() - held]
+    samples.end()
+    told = dict(samples.told())
+    assert told[f"{__file__}:{first}"] == pytest.approx(spent[0] / sum(spent), abs=0.15)
+
+
+def test_threads_take_turns_as_before_afterwards_and_in_children() -> None:
+    usual = sys.getswitchinterval()
+    samples = Samples()
+    samples.begin(Spans(cuda=False))
+    assert sys.getswitchinterval() < usual
+    child = multiprocessing.get_context("fork").Pool(1)
+    with child:
+        assert child.apply(sys.getswitchinterval) == pytest.approx(usual)
+    samples.end()
+    assert sys.getswitchinterval() == pytest.approx(usual)
+
+
+def test_what_the_script_set_meanwhile_stays() -> None:
+    usual = sys.getswitchinterval()
+    samples = Samples()
+    samples.begin(Spans(cuda=False))
+    try:
+        sys.setswitchinterval(0.02)
+        samples.end()
+        assert sys.getswitchinterval() == pytest.approx(0.02)
+    finally:
+        sys.setswitchinterval(usual)
 
 
 def test_its_thread_ends_and_ending_twice_does_nothing() -> None:

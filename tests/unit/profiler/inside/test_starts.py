@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -17,6 +18,9 @@ class Agent:
 
     def boundary(self, name: str) -> None:
         self.ends.append(name)
+
+    def guarded(self, ours: Any) -> Any:
+        return ours
 
 
 def sgd() -> torch.optim.Optimizer:
@@ -118,6 +122,43 @@ def test_with_an_optimiser_around_calls_are_not_counted_as_steps() -> None:
     assert not starts.by_calls
     assert agent.ends == []
     del optimizer
+
+
+def test_with_one_that_never_steps_they_are_after_a_while_and_a_training_may_yet_come(
+    monkeypatch: Any,
+) -> None:
+    """A script that tests a model builds its optimiser too."""
+    agent, model = Agent(), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    monkeypatch.setattr(module, "alive", lambda kind: [optimizer])
+    starts = Starts(agent)
+    with torch.no_grad():
+        call(starts, model, times=module._UNSTEPPED * module._CALLS)
+    assert (starts.by_calls, starts.unsure, starts.unseen) == (True, True, False)
+
+
+def test_with_gradients_one_that_does_not_step_yet_is_waited_for(monkeypatch: Any) -> None:
+    """It gathers gradients, or the loss is no number."""
+    agent, model = Agent(), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    monkeypatch.setattr(module, "alive", lambda kind: [optimizer])
+    starts = Starts(agent)
+    call(starts, model, times=8 * module._CALLS)
+    assert not starts.by_calls
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_one_that_steps_without_being_seen_is_known_by_what_it_writes_to(monkeypatch: Any, kind: Any) -> None:
+    """A compiled step runs no hooks."""
+    agent, model = Agent(), nn.Linear(2, 2)
+    optimizer = kind(model.parameters(), 0.1)
+    monkeypatch.setattr(module, "alive", lambda kind: [optimizer])
+    starts = Starts(agent)
+    for _ in range(module._UNSTEPPED * module._CALLS + 1):
+        call(starts, model, times=1)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert (starts.by_calls, starts.unsure, starts.unseen) == (True, False, True)
 
 
 def test_an_optimiser_that_steps_after_all_ends_the_counting_of_calls(monkeypatch: Any) -> None:
