@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rewind": {"ranks"},
     "update": {"errors", "rewind", "scaling"},
     "step": GROUND | {"ranks", "rewind", "scaling", "training", "update", "workload"},
-    "trainer": DESCRIBED | {"ranks", "rewind", "step", "supply", "freezer", "fingerprint", "store"},
+    "trainer": DESCRIBED | {"ranks", "rewind", "step", "supply", "update", "freezer", "fingerprint", "store"},
     "experiment": DESCRIBED | {"freezer", "step", "store", "supply", "trainer"},
     "cut": DESCRIBED | FROZEN | {"draws", "step", "feed", "supply"},
     "results": {"errors"},

@@ -24,6 +24,7 @@ from torch.utils.data._utils import fetch
 import frostline as fl
 from frostline.errors import ProfileFailed, UsageError
 from frostline.profiler.differential import Cold, Prepared
+from frostline.profiler.inside import looks, modules
 from frostline.profiler.workloads import profile
 from frostline.results import Profile
 from frostline.supply import supply
@@ -83,6 +84,13 @@ def work(*, encoder: Callable[[], nn.Module] = Encoder, **options: Any) -> fl.Wo
         "model": fl.lazy(Head), "loss": loss, "optimizer": adam, "batch_size": BATCH, "name": "small",
     }  # fmt: skip
     return fl.Workload(data, **(values | options))
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another test of this process has compiled is not looked into here."""
+    monkeypatch.setattr(looks, "_compiled", lambda: False)
+    monkeypatch.setattr(modules, "_compiled_in_place", list)
 
 
 @pytest.fixture(autouse=True)

@@ -92,11 +92,7 @@ class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def cannot() -> str:
-    """Why no step can be looked at now; empty where one can.
-
-    >>> cannot()
-    ''
-    """
+    """Why no step can be looked at now; empty where one can."""
     if _compiled():
         return "torch.compile is used, and under a dispatch mode what it made would not run"
     if torch._C._current_graph_task_id() != -1:
