@@ -17,15 +17,7 @@ from frostline.trainer.checkpoint import Checkpoints, load
 from frostline.trainer.limits import Limits
 from frostline.trainer.recorder import read_metrics
 
-
-class Clock:
-    """A clock that moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
+from .conftest import Clock
 
 
 @pytest.fixture

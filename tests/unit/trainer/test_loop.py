@@ -19,17 +19,9 @@ from frostline.trainer.checkpoint import Checkpoints, load
 from frostline.trainer.limits import DURATIONS, Limits
 from frostline.trainer.recorder import read_metrics
 
+from .conftest import Clock
+
 N = 20
-
-
-class Clock:
-    """A clock that moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,14 +29,6 @@ class Slow(DataLoader[Any]):
         found = super()._get_iterator()
         time.sleep(0.03)
         return found
-
-
-@pytest.fixture
-def loaders(tmp_path: Path) -> Iterator[Loaders]:
-    found = Loaders(tmp_path)
-    found.install()
-    yield found
-    found.uninstall()
 
 
 def epochs(loaders: Loaders, loader: DataLoader[Any], n: int, between_s: float = 0.0) -> list[list[float]]:

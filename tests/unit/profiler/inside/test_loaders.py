@@ -42,14 +42,6 @@ class Stream(IterableDataset[Tensor]):
 
 
 @pytest.fixture
-def loaders(tmp_path: Path) -> Iterator[Loaders]:
-    found = Loaders(tmp_path)
-    found.install()
-    yield found
-    found.uninstall()
-
-
-@pytest.fixture
 def told(loaders: Loaders) -> Told:
     found: Told = []
     loaders.told = lambda *what: found.append(what)

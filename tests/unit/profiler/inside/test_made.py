@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,14 +17,6 @@ class Numbers(Dataset[Any]):
 
     def __getitem__(self, i: int) -> int:
         return i
-
-
-@pytest.fixture
-def loaders(tmp_path: Path) -> Iterator[Loaders]:
-    found = Loaders(tmp_path)
-    found.install()
-    yield found
-    found.uninstall()
 
 
 def counted(loaders: Loaders) -> list[tuple[int, int]]:

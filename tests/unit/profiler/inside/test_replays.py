@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -23,14 +20,6 @@ class Numbers(Dataset[Any]):
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         return {"x": torch.full((2,), float(i)), "name": f"item{i}"}
-
-
-@pytest.fixture
-def loaders(tmp_path: Path) -> Iterator[Loaders]:
-    found = Loaders(tmp_path)
-    found.install()
-    yield found
-    found.uninstall()
 
 
 def keep(loaders: Loaders, loader: DataLoader[Any], steps: int = 2) -> None:
