@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
@@ -84,29 +85,39 @@ def goal(text: str, target: float, value: float, *, at_most: bool = False) -> di
     }
 
 
-def typical_ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
-    """a over b by pairs: their geometric mean without the outermost tenths, and its 95 % interval.
+Interval = tuple[float, float, float]
+"""A figure, and its 95 % interval."""
+
+
+def typical_ratio(a: Sequence[float], b: Sequence[float]) -> Interval:
+    """a over b by pairs: their geometric mean without the outermost tenths.
 
     For many short turns on a host that changes its pace by itself. Not the median: where some turns have more
     to do (those that also log), they are some of them.
     """
+    value, low, high = typical_difference([math.log(x) for x in a], [math.log(x) for x in b])
+    return math.exp(value), math.exp(low), math.exp(high)
+
+
+def typical_difference(a: Sequence[float], b: Sequence[float]) -> Interval:
+    """a minus b by pairs: their mean without the outermost tenths."""
     import numpy as np
 
-    logs = np.log(np.asarray(a) / np.asarray(b))
+    apart = np.asarray(a) - np.asarray(b)
 
     def middle(values: Any) -> Any:
         values = np.sort(values, axis=-1)
         cut = values.shape[-1] // 10
-        return np.exp(values[..., cut : values.shape[-1] - cut].mean(-1))
+        return values[..., cut : values.shape[-1] - cut].mean(-1)
 
-    drawn = np.random.default_rng(0).choice(logs, (4000, len(logs)))
+    drawn = np.random.default_rng(0).choice(apart, (4000, len(apart)))
     low, high = np.percentile(middle(drawn), [2.5, 97.5])
-    return float(middle(logs)), float(low), float(high)
+    return float(middle(apart)), float(low), float(high)
 
 
 def fed_against_kept(
     step: Callable[[Any], Any], fed: Iterator[Any], kept: Any, *, rounds: int, settle: int = 2, steps: int = 4
-) -> tuple[dict[str, list[float]], tuple[float, float, float]]:
+) -> tuple[dict[str, list[float]], Interval]:
     """Samples/s of a step on batches that are fed and on one that stays, in turns; one over the other.
 
     settle: steps before the clock of a turn starts, in which the feed uses or fills up what it keeps ready.

@@ -92,6 +92,24 @@ def test_looking_leaves_every_bit_of_a_gradient_alone() -> None:
     assert torch.equal(seen[0].view(torch.int32), values.view(torch.int32))
 
 
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan, "both", None])
+def test_a_large_gradient_is_bad_for_a_number_that_is_none_and_not_for_large_ones(
+    norm: bool, wrong: float | str | None
+) -> None:
+    """Sums and norms of numbers may be none: 1e36 ninety thousand times is beyond float32."""
+    large, small = nn.Parameter(torch.zeros(300, 300)), nn.Parameter(torch.zeros(3))
+    large.grad, small.grad = torch.full((300, 300), 1e36), torch.ones(3)
+    place = int(torch.randint(90_000, ()))
+    if wrong == "both":
+        large.grad.view(-1)[0], large.grad.view(-1)[-1] = math.inf, -math.inf
+    elif wrong is not None:
+        large.grad.view(-1)[place] = wrong
+    figures = Update(torch.optim.SGD([large, small], 1.0))({"loss": FINE}, NO_BUFFERS, norm=norm)
+    assert float(figures["bad"]) == (wrong is not None), place
+    assert float(small.detach()[0]) == (0.0 if wrong is not None else -1.0)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("clip", [None, 0.3, 1000.0])
 def test_what_is_done_does_not_depend_on_whether_the_norm_is_wanted(kind: str, clip: float | None) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,8 +67,14 @@ def _within(stats: Any, path: Sequence[str]) -> float:
 
 
 def _resident() -> dict[str, float]:
-    now = float(psutil.Process().memory_info().rss)
+    now = float(_process(os.getpid()).memory_info().rss)
     return {"rss_bytes": now, "peak_rss_bytes": max(now, _peak_rss())}
+
+
+@cache
+def _process(pid: int) -> psutil.Process:
+    """Finding out who one is takes longer than what is asked then; a fork is somebody else."""
+    return psutil.Process(pid)
 
 
 def _peak_rss() -> float:
@@ -75,7 +83,7 @@ def _peak_rss() -> float:
         lines = status.read_text(encoding="ascii", errors="replace").splitlines()
         return 1024.0 * next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
     if sys.platform == "win32":
-        return float(psutil.Process().memory_info().peak_wset)
+        return float(_process(os.getpid()).memory_info().peak_wset)
     import resource  # not on Windows
 
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # bytes on macOS
