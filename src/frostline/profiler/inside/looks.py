@@ -33,9 +33,10 @@ _WAITS = {
 }
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _DATA = os.path.join(_TORCH, "utils", "data", "")
-_ON_HOST = (os.path.join(_TORCH, "optim", ""), _DATA)
-"""What these read are numbers of the host: counters of steps, seeds, and what a data set does in there. A
-closure that an optimiser calls is the script's."""
+_ON_HOST = (os.path.join(_TORCH, "optim", ""), _DATA, os.path.join(OURS, "update.py"))
+"""What these read are numbers of the host: counters of steps, seeds, what a data set does in there, and
+gradients that frostline leaves to the device where there is one. A closure that an optimiser calls is the
+script's."""
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 

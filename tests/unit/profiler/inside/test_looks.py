@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import frostline
+from frostline.batch import Batch
 from frostline.profiler.inside import looks
 from frostline.profiler.inside.looks import Look, _back
+from frostline.step import Step
+from frostline.training import Training
 
 
 def here() -> int:
@@ -95,6 +98,16 @@ def test_an_optimisers_own_counters_are_no_wait(kind: Any) -> None:
         for _ in range(2):
             p.sum().backward()
             optimizer.step()
+    assert not look.waits
+
+
+def test_what_our_update_reads_where_there_is_no_device_is_no_wait() -> None:
+    """On a GPU nothing is read: the fused kernel is told by the device whether to do anything."""
+    model = nn.Linear(300, 300)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    step = Step(model, lambda model, batch: model(batch["x"]).mean(), optimizer, training=Training())
+    with Look() as look:
+        step(Batch({"x": torch.rand(4, 300)}, list("abcd")))
     assert not look.waits
 
 
