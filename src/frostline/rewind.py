@@ -7,6 +7,7 @@ import random
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from frostline.ranks import Ranks
 
@@ -43,12 +44,14 @@ class Buffers:
 
     def __init__(self, model: nn.Module) -> None:
         # places, not tensors: a model may put another tensor under the same name
-        self._places = [
-            (module._buffers, name)
+        found = [
+            (module, name)
             for module in model.modules()
             for name, buffer in module._buffers.items()
             if buffer is not None and buffer.numel()
         ]
+        self._places = [(module._buffers, name) for module, name in found]
+        self._of_norms = [module if isinstance(module, _NormBase) else None for module, _ in found]
         self._kept: list[Tensor] = []
         self._looked = False
 
@@ -66,11 +69,19 @@ class Buffers:
             torch._foreach_copy_(self._kept, now)
 
     def look(self, ranks: Ranks) -> None:
-        """After the first pass: those that it left alone, on every rank, need no care."""
+        """After the first pass: those that it left alone, on every rank, need no care.
+
+        Statistics of a norm in train mode always do: its branch may be one that the first pass did not take.
+        """
         if self._looked:
             return
-        pairs = zip(self.tensors(), self._kept, strict=True)
-        told = ranks.gather([int(not torch.equal(now, before)) for now, before in pairs])
+        pairs = zip(self.tensors(), self._kept, self._of_norms, strict=True)
+        told = ranks.gather(
+            [
+                int((norm is not None and norm.training) or not torch.equal(now, before))
+                for now, before, norm in pairs
+            ]
+        )
         moved = [any(flags) for flags in zip(*told, strict=True)]
         self._places = [place for place, wrote in zip(self._places, moved, strict=True) if wrote]
         self._kept = [kept for kept, wrote in zip(self._kept, moved, strict=True) if wrote]

@@ -1,12 +1,18 @@
-"""Being asked to stop: SIGTERM and Ctrl-C once set `why`; the second time stops at once."""
+"""Being asked to stop: SIGTERM and Ctrl-C once set `why`; being asked again stops at once."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
+
+_SAME_S = {signal.SIGTERM: 2.0, signal.SIGINT: 0.2}
+"""Seconds after the first signal in which one of these is the same request once more, delivered twice: GNU
+`timeout` signals its child and then the group, torchrun passes on what the terminal sent to all. Nobody is so
+quick with a second Ctrl-C."""
 
 
 class Signals:
@@ -17,6 +23,7 @@ class Signals:
 
     def __init__(self, told: Callable[[str], None]) -> None:
         self.why: str | None = None
+        self._asked_when = 0.0
         self._told = told
         self._before: dict[int, Any] = {}
 
@@ -33,7 +40,9 @@ class Signals:
             signal.signal(number, handler)
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
-        if self.why is not None:
+        now = time.monotonic()
+        if self.why is None:
+            self.why, self._asked_when = signal.Signals(number).name, now
+            self._told(self.why)
+        elif now - self._asked_when >= _SAME_S[signal.Signals(number)]:
             raise KeyboardInterrupt
-        self.why = signal.Signals(number).name
-        self._told(self.why)

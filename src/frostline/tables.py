@@ -54,7 +54,8 @@ def checked(rows: Any) -> Sequence[Row]:
 def fields_of(rows: Sequence[Row], what: str) -> tuple[str, ...]:
     names = rows.names if isinstance(rows, _Arrow) else dict.fromkeys(n for r in rows for n in r)
     if not names:
-        raise UsageError(f"{what} has no rows with fields: there is nothing to work on.")
+        fault = "no row of the source has a field" if len(rows) else "the source is empty"
+        raise UsageError(f"There is nothing to work on: {fault} ({what}).")
     return tuple(map(str, names))
 
 

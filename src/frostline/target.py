@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -25,6 +26,8 @@ GROUP = "frostline.recipes"
 """The entry points under which a package offers functions that return a Workload."""
 DEFAULT = "workload"
 """The function of a file or module that is taken when none is named."""
+_BINDS = ("exec", "globals", "locals", "__getattr__")
+"""Words of a file whose names cannot all be told by reading it."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,22 @@ class Resolved:
         return usual | {name: _plain(value) for name, value in self.given.items()}
 
 
-def resolve(target: str, overrides: Sequence[str] = (), before: Mapping[str, Any] | None = None) -> Resolved:
+@dataclass(frozen=True)
+class _Offer:
+    """A function of a file or module that may be meant."""
+
+    name: str
+    says: bool
+    """That it returns a Workload."""
+    free: bool
+    """To be called as it is."""
+
+
+def resolve(
+    target: str, overrides: Sequence[str] = (), before: Mapping[str, Any] | None = None, *, meant: str = ""
+) -> Resolved:
     """The workload that a TARGET and its `key=value` stand for. before: values of an earlier call.
+    meant: how a file without such a function is given instead; the error ends with it and the file.
 
     >>> import sys, types, frostline as fl
     >>> def workload(*, n: int = 3) -> fl.Workload:
@@ -60,7 +77,7 @@ def resolve(target: str, overrides: Sequence[str] = (), before: Mapping[str, Any
 
     What the function itself raises passes through.
     """
-    name, function = find(target)
+    name, function = find(target, meant)
     parameters = parameters_of(function)
     given = values_of(function, overrides, before)
     made = function(**given)
@@ -95,13 +112,14 @@ def _plain(value: Any) -> Any:
     return value if _is_plain(value) else str(value)
 
 
-def find(target: str) -> tuple[str, Callable[..., Any]]:
+def find(target: str, meant: str = "") -> tuple[str, Callable[..., Any]]:
     """A TARGET's name, as stores and runs are filed under, and its function."""
     place, word = _parted(target)
     if _is_file(place):
-        return _named(Path(place).stem, word), _function(_load_file(Path(place)), word, place)
+        module = _load_file(Path(place), word, meant)
+        return _named(Path(place).stem, word), _function(module, word, place, meant)
     if word:
-        return _named(place, word), _function(_load_module(place, word), word, place)
+        return _named(place, word), _function(_load_module(place, word), word, place, "")
     offered = recipes()
     if target not in offered:
         raise UsageError(_unknown(target, offered))
@@ -125,8 +143,10 @@ def _is_file(place: str) -> bool:
 # --- loading ------------------------------------------------------------------------------------------
 
 
-def _load_file(path: Path) -> ModuleType:
-    """The file as the module of its name, its folder first in sys.path: worker processes find it there."""
+def _load_file(path: Path, word: str, meant: str) -> ModuleType:
+    """The file as the module of its name, its folder first in sys.path: worker processes find it there.
+
+    A file without the function is not run: it may be a script that trains for hours."""
     file = path.resolve()
     if not file.is_file() or file.suffix != ".py":
         raise UsageError(_no_file(path))
@@ -142,7 +162,76 @@ def _load_file(path: Path) -> ModuleType:
             f"{path} would be imported as {file.stem!r}, and another module of that name already is: "
             f"{_file_of(loaded) or 'one built into Python'}. Rename the file."
         )
+    tree = _parsed(file)
+    if tree is not None and not _may_have(tree, word or DEFAULT):
+        raise UsageError(_no_function(_written_in(tree), word, str(path), meant))
     return _import(file.stem, str(file.parent), str(path))
+
+
+def _parsed(file: Path) -> ast.Module | None:
+    try:
+        return ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # importing it says so, with the line
+        return None
+
+
+def _may_have(tree: ast.Module, name: str) -> bool:
+    """Whether a file that is run may have a name at its top level.
+
+    >>> [_may_have(ast.parse(text), "work") for text in ("import a as work", "def f(): work = 1", "exec(f)")]
+    [True, False, True]
+    """
+    return any(_may_bind(node, name) for node in ast.walk(tree)) or any(
+        name in _bound(node) for node in _top_level(tree)
+    )
+
+
+def _may_bind(node: ast.AST, name: str) -> bool:
+    """Whether names may come to the top level in a way that cannot be read: also within a function."""
+    match node:
+        case ast.Name(id=word) | ast.FunctionDef(name=word):
+            return word in _BINDS
+        case ast.Call(func=ast.Name(id="vars"), args=[]):
+            return True
+        case ast.Attribute(value=ast.Name(id="sys"), attr="modules"):
+            return True
+        case ast.Global(names=words):
+            return name in words
+        case ast.ImportFrom(names=[ast.alias(name="*")]):
+            return True
+    return False
+
+
+def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
+    """What is run when the file is, also within if, try, with and loops."""
+    for node in ast.iter_child_nodes(tree):
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield from _top_level(node)
+
+
+def _bound(node: ast.AST) -> Sequence[str]:
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return [node.name]
+        case ast.Name(id=name, ctx=ast.Store()):
+            return [name]
+        case ast.Import() | ast.ImportFrom():
+            return [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
+    return []
+
+
+def _written_in(tree: ast.Module) -> list[_Offer]:
+    return [
+        _Offer(node.name, "Workload" in ast.unparse(node.returns or ast.Constant(None)), _is_free(node.args))
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    ]
+
+
+def _is_free(args: ast.arguments) -> bool:
+    given = len(args.defaults) == len(args.posonlyargs) + len(args.args) and None not in args.kw_defaults
+    return given and args.vararg is None and args.kwarg is None
 
 
 def _file_of(module: ModuleType) -> Path | None:
@@ -188,7 +277,7 @@ def _modules_here() -> list[str]:
     return sorted(p.stem for p in Path.cwd().glob("*.py"))
 
 
-def _function(module: ModuleType, word: str, shown: str) -> Callable[..., Any]:
+def _function(module: ModuleType, word: str, shown: str, meant: str) -> Callable[..., Any]:
     found = getattr(module, word or DEFAULT, None)
     if inspect.isfunction(found) or (callable(found) and not isinstance(found, type)):
         function: Callable[..., Any] = found
@@ -198,28 +287,23 @@ def _function(module: ModuleType, word: str, shown: str) -> Callable[..., Any]:
             f"{word or DEFAULT} of {shown} is {_a(found)}; expected a function that returns a Workload: "
             f"def workload(*, batch_size: int = 64) -> fl.Workload."
         )
-    raise UsageError(f"{shown} has no function {word or DEFAULT!r}. {_hint(module, word, shown)}")
+    raise UsageError(_no_function(_found_in(module), word, shown, meant))
 
 
-def _hint(module: ModuleType, word: str, shown: str) -> str:
-    """Which function may be meant: those that say they return a Workload, else those callable as they are."""
+def _found_in(module: ModuleType) -> list[_Offer]:
     own = [
-        (name, f)
+        (name, inspect.signature(f))
         for name, f in vars(module).items()
         if inspect.isfunction(f) and f.__module__ == module.__name__ and not name.startswith("_")
     ]
-    said = [n for n, f in own if "Workload" in str(inspect.signature(f).return_annotation)]
-    near = difflib.get_close_matches(word, [n for n, _ in own], n=1) if word else []
-    free = [
-        n for n, f in own if all(p.default is not p.empty for p in inspect.signature(f).parameters.values())
+    return [
+        _Offer(
+            name,
+            "Workload" in str(signature.return_annotation),
+            all(p.default is not p.empty for p in signature.parameters.values()),
+        )
+        for name, signature in own
     ]
-    likely = near or said or free
-    if len(likely) == 1:
-        why = "is the nearest" if near else "returns a Workload" if said else "can be called as it is"
-        return f"{likely[0]} {why}: give {shown}:{likely[0]}."
-    if likely:
-        return f"Name one of its functions, as {shown}:{likely[0]}; it has {', '.join(likely)}."
-    return "Add one: def workload(*, batch_size: int = 64) -> fl.Workload."
 
 
 # --- what went wrong ----------------------------------------------------------------------------------
@@ -251,6 +335,24 @@ def _unknown(target: str, offered: dict[str, EntryPoint]) -> str:
         f"No recipe is called {target!r}.{meant} `frostline ls` lists the recipes; a file is given as "
         f"my_work.py or my_work.py:function, a module as package.module:function."
     )
+
+
+def _no_function(offers: Sequence[_Offer], word: str, shown: str, meant: str) -> str:
+    told = f"{shown} has no function {word or DEFAULT!r}. {_hint(offers, word, shown)}"
+    return f"{told} {meant} {shown}" if meant else told
+
+
+def _hint(offers: Sequence[_Offer], word: str, shown: str) -> str:
+    """Which function may be meant: those that say they return a Workload, else those callable as they are."""
+    said = [offer.name for offer in offers if offer.says]
+    near = difflib.get_close_matches(word, [offer.name for offer in offers], n=1) if word else []
+    likely = near or said or [offer.name for offer in offers if offer.free]
+    if len(likely) == 1:
+        why = "is the nearest" if near else "returns a Workload" if said else "can be called as it is"
+        return f"{likely[0]} {why}: give {shown}:{likely[0]}."
+    if likely:
+        return f"Name one of its functions, as {shown}:{likely[0]}; it has {', '.join(likely)}."
+    return "Add one: def workload(*, batch_size: int = 64) -> fl.Workload."
 
 
 def _not_a_workload(target: str, function: Any, made: Any) -> str:

@@ -41,3 +41,9 @@ def many(n: int, word: str) -> str:
     ('1 sample', '1,200 samples')
     """
     return f"{n:,} {word}{'' if n == 1 else 's'}"
+
+
+def plain(text: object, most: int = 0) -> str:
+    """Text without control characters, cut to `most` characters."""
+    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    return clean[: most - 1] + "…" if most and len(clean) > most else clean

@@ -65,7 +65,7 @@ class Workload:
     model:     an nn.Module, or fl.lazy(Model, …).
     loss:      loss(model, batch) → a tensor, or {"loss": …, other figures}.
     optimizer: optimizer(model) → a torch optimiser.
-    evaluate:  evaluate(model, feed) → {name: number}.
+    evaluate:  evaluate(model, feed) → {name: number}; with a parameter `step`, it is given the steps done.
     metric:    which of these numbers says that a model is good.
     splits:    {"train": 0.8, "val": 0.1, "test": 0.1}: shares of the samples, chosen by a hash of `group` and
                never by position, so that a sample stays where it is when others come. Or the name of a
@@ -137,8 +137,10 @@ class Workload:
         metric: Any = self.metric
         if metric is not None and not isinstance(metric, Metric):
             found.append(f"metric is {metric!r}; expected fl.Metric('loss', better='lower')")
-        elif metric is not None and self.evaluate is None:
-            found.append(f"metric {metric.name!r} needs evaluate=, a function that returns it")
+        elif metric is not None and self.evaluate is None and metric.name != "loss":
+            found.append(
+                f"metric {metric.name!r} needs evaluate=, a function that returns it; only 'loss' does not"
+            )
         return found
 
     def _training_problems(self) -> list[str]:

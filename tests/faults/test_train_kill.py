@@ -138,7 +138,7 @@ def test_asked_to_stop_it_finishes_the_step_saves_and_goes_on_exactly(
 
 def test_asked_twice_it_stops_at_once_and_goes_on_exactly(trainings: Trainings) -> None:
     call = trainings.calls["fp16"] // 2
-    assert trainings.run("twice", "fp16", at=call, do="SIGTERM twice")["exit"] == 130
+    assert trainings.run("twice", "fp16", at=call, do="SIGINT twice")["exit"] == 130
     assert trainings.run("twice", "fp16")["exit"] == 0
     assert differences(outcome(trainings.folder / "twice"), trainings.whole["fp16"]) == []
 

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,7 @@ def test_a_signal_lets_the_unit_finish_and_the_same_call_goes_on(tmp_path: Path,
 def test_a_second_signal_stops_inside_the_unit(tmp_path: Path) -> None:
     def unit() -> None:
         signal.raise_signal(signal.SIGINT)
+        time.sleep(0.25)  # sooner, it would be the first one delivered twice
         signal.raise_signal(signal.SIGINT)
         pytest.fail("went on")
 

@@ -79,3 +79,17 @@ def test_buffers_that_no_pass_writes_are_left_alone_from_the_first_look_on() -> 
     model.fixed = torch.full((2,), 7.0)  # somebody else's
     buffers.restore()
     assert model.fixed.tolist() == [7.0, 7.0]
+
+
+def test_statistics_of_a_norm_whose_branch_the_first_pass_did_not_take_go_back() -> None:
+    """As with stochastic depth; one in eval mode writes nothing and needs no care."""
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3).eval())
+    buffers = Buffers(model)
+    buffers.keep()
+    buffers.look(Alone())
+    assert len(buffers.tensors()) == 3
+    buffers.keep()
+    before = buffers_of(model)
+    model(torch.full((4, 3), torch.nan))
+    buffers.restore()
+    assert equal(before, buffers_of(model))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from frostline import signals as module
 from frostline.signals import Signals
 
 BOTH = (signal.SIGTERM, signal.SIGINT)
@@ -36,14 +38,39 @@ def test_the_first_is_noted_and_told_and_nothing_is_raised(number: signal.Signal
     assert told == [number.name]
 
 
-@pytest.mark.parametrize("second", BOTH)
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The clock, as its last value."""
+    made = [1000.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made[-1]))
+    return made
+
+
+@pytest.mark.parametrize(("second", "after"), [(signal.SIGTERM, 2.1), (signal.SIGINT, 0.3)])
 @pytest.mark.parametrize("first", BOTH)
-def test_the_second_stops_at_once_whichever_it_is(first: signal.Signals, second: signal.Signals) -> None:
+def test_the_second_stops_at_once_whichever_it_is(
+    first: signal.Signals, second: signal.Signals, after: float, now: list[float]
+) -> None:
     told: list[str] = []
     with Signals(told.append) as signals:
         signal.raise_signal(first)
+        now.append(now[-1] + after)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(second)
+    assert signals.why == first.name
+    assert told == [first.name]
+
+
+@pytest.mark.parametrize(("second", "after"), [(signal.SIGTERM, 1.9), (signal.SIGINT, 0.1)])
+@pytest.mark.parametrize("first", BOTH)
+def test_one_that_is_delivered_twice_is_one(
+    first: signal.Signals, second: signal.Signals, after: float, now: list[float]
+) -> None:
+    told: list[str] = []
+    with Signals(told.append) as signals:
+        signal.raise_signal(first)
+        now.append(now[-1] + after)
+        signal.raise_signal(second)
     assert signals.why == first.name
     assert told == [first.name]
 

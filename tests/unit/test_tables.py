@@ -101,8 +101,10 @@ def test_rows_are_named_values() -> None:
     for rows in ("text", 3, {"a": 1}):
         with pytest.raises(UsageError, match="a list of dicts"):
             checked(rows)
-    with pytest.raises(UsageError, match="no rows with fields"):
+    with pytest.raises(UsageError, match=r"nothing to work on: the source is empty \(0 rows\)"):
         fields_of([], "0 rows")
+    with pytest.raises(UsageError, match=r"no row of the source has a field \(2 rows\)"):
+        fields_of([{}, {}], "2 rows")
     assert fields_of([{"a": 1}, {"b": 2}], "t") == ("a", "b")
 
 

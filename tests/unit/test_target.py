@@ -135,9 +135,38 @@ def test_a_function_that_is_not_there(folder: Path) -> None:
     assert "Add one: def workload" in error("h4_empty.py")
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["x = 1", "def f():\n    workload = 1", "class A:\n    workload = 1", "from a import workload as other"],
+)
+def test_a_file_without_the_function_is_not_run(folder: Path, text: str) -> None:
+    """It may be a script that trains for hours."""
+    write(folder / "h4_script.py", f"open('ran', 'w')\n{text}")
+    assert "h4_script.py has no function 'workload'" in error("h4_script.py")
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    from h4_other import workload\nexcept ImportError: ...",
+        "from h4_other import *",
+        "from h4_other import small as workload",
+        "exec('from h4_other import workload')",
+        "globals()['workload'] = __import__('h4_other').workload",
+        "def __getattr__(name):\n    import h4_other\n    return getattr(h4_other, name)",
+        "def make():\n    global workload\n    from h4_other import workload\nmake()",
+    ],
+)
+def test_a_function_may_come_from_anywhere(folder: Path, text: str) -> None:
+    write(folder / "h4_other.py")
+    write(folder / "h4_odd.py", text)
+    assert resolve("h4_odd.py").name == "h4_odd"
+
+
 def test_a_file_of_a_package_says_how_it_is_given(folder: Path) -> None:
     write(folder / "h4_pack" / "__init__.py", "")
-    write(folder / "h4_pack" / "h4_inner.py", "from . import nothing")
+    write(folder / "h4_pack" / "h4_inner.py", "from . import nothing\ndef workload(): ...")
     before = list(sys.path)
     assert "package.h4_inner:workload" in error("h4_pack/h4_inner.py")
     assert sys.path == before
@@ -161,7 +190,7 @@ def test_a_module_that_is_not_there(folder: Path) -> None:
 
 
 def test_an_import_that_fails_inside_keeps_its_error(folder: Path) -> None:
-    write(folder / "h4_broken.py", "import h4_not_there")
+    write(folder / "h4_broken.py", "import h4_not_there\ndef workload(): ...")
     with pytest.raises(ModuleNotFoundError, match="h4_not_there"):
         resolve("h4_broken:workload")
     with pytest.raises(ModuleNotFoundError, match="h4_not_there"):

@@ -104,6 +104,15 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         assert any(words in problem for problem in found), words
 
 
+def test_the_loss_is_a_metric_that_needs_no_evaluation_of_its_own() -> None:
+    parts = {"model": len, "loss": len, "optimizer": len, "batch_size": 2}
+    fl.Workload(data(), **parts, metric=fl.Metric("loss"))
+    assert (
+        "metric 'top1' needs evaluate="
+        in problems(lambda: fl.Workload(data(), **parts, metric=fl.Metric("top1")))[0]
+    )
+
+
 @pytest.mark.parametrize("wrong", [{}, {"a": 3}, [1]])
 def test_data_is_a_pipeline(wrong) -> None:
     assert "data is a Pipeline, or a dict of Pipelines by name" in problems(

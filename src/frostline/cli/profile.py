@@ -41,7 +41,9 @@ def profile(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", show_default=False, help="The workload's parameters."),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps to measure, in turns of two passes.")] = 50,
+    steps: Annotated[
+        int, typer.Option(help="Steps to measure, in turns of the passes; more run between and after.")
+    ] = 50,
     warmup: Annotated[int, typer.Option(help="Steps before, at least.")] = 10,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Default: runs/profile/TIME.", show_default=False)
@@ -68,8 +70,8 @@ def profile(
 ) -> None:
     """Say where each step of a training goes, what it computes again, and what that is worth.
 
-    The script is run as it is, and stopped after the steps that are asked for and a few more. Everything is
-    kept in DIR: profile.json, report.html, trace.json.
+    The script is run as it is, and stopped when all was seen: with --steps 50 after 65 to 230 steps and the
+    warm-up, or up to 700 quick ones. Everything is kept in DIR: profile.json, report.html, trace.json.
 
     \b
     frostline profile -- python train.py --epochs 1
@@ -107,7 +109,8 @@ def profile(
         from frostline.profiler.workloads import profile as profile_workload
         from frostline.target import resolve
 
-        resolved = resolve(str(target), overrides or [])
+        script = "To profile a script: frostline profile -- python"
+        resolved = resolve(str(target), overrides or [], meant=script)
         found = profile_workload(
             resolved.workload, steps=steps, warmup=warmup, out=place, store=store, live=live, device=device,
             trace=trace,

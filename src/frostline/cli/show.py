@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from frostline.wording import duration as duration
+from frostline.wording import plain as plain
 from frostline.wording import size as size
 
 if TYPE_CHECKING:
@@ -29,12 +30,6 @@ def console() -> Console:
     columns = os.environ.get("COLUMNS", "")
     width = None if sys.stdout.isatty() else int(columns) if columns.isdecimal() else _PIPED_COLUMNS
     return Console(width=width, highlight=False, markup=False, emoji=False)
-
-
-def plain(text: object, most: int = 0) -> str:
-    """Text without control characters, cut to `most` characters."""
-    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
-    return clean[: most - 1] + "…" if most and len(clean) > most else clean
 
 
 def table(

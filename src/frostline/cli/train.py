@@ -10,12 +10,15 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from frostline.cli.freeze import MaxBadOption
 from frostline.cli.graph import OverridesArgument, TargetArgument
+
+if TYPE_CHECKING:
+    from frostline.trainer.job import TrainResult
 
 DeviceOption = Annotated[
     str | None, typer.Option(help="Where it runs: cuda, cuda:1, cpu; default: a GPU if there is one.")
@@ -104,18 +107,28 @@ def train(
         typer.echo(f"{e} Run the same again to go on: {again}")
         return
     except KeyboardInterrupt:
-        typer.echo(f"stopped at once: the last checkpoint is kept. To go on: {again}", err=True)
+        typer.echo(f"stopped at once. To go on: {again}", err=True)
         raise
     if int(os.environ.get("RANK", "0")):
         return
-    told = ", ".join(f"{n} {v:.4g}" for n, v in result.figures.items() if n == "loss")
-    if result.evaluation:
-        told += " (held out: " + ", ".join(f"{n} {v:.4g}" for n, v in result.evaluation.items()) + ")"
+    told = _told(result)
     if result.stopped is not None:
-        typer.echo(f"stopped ({result.stopped}) at step {result.step:,}: {told}; {result.folder}")
+        typer.echo(f"stopped ({result.stopped}) at step {result.step:,}{told}; {result.folder}")
         typer.echo(f"Run the same again to go on: {again}")
     else:
-        typer.echo(f"ok: {result.step:,} steps, {result.epoch:.2f} epochs: {told}; {result.folder}")
+        typer.echo(f"ok: {result.step:,} steps, {result.epoch:.2f} epochs{told}; {result.folder}")
+
+
+def _told(result: TrainResult) -> str:
+    """The figures that a training ends with, after a colon; "" where this call has none."""
+    loss = f"loss {result.figures['loss']:.4g}" if "loss" in result.figures else ""
+    held_out = ", ".join(f"{n} {v:.4g}" for n, v in result.evaluation.items())
+    if held_out:
+        at = result.evaluated_at
+        earlier = f" at step {at:,}" if at is not None and at != result.step else ""
+        held_out = f"held out{earlier}: {held_out}"
+    told = f"{loss} ({held_out})" if loss and held_out else loss or held_out
+    return f": {told}" if told else ""
 
 
 def evaluate(

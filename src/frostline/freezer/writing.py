@@ -47,7 +47,7 @@ class Budget:
             raise FreezeStopped(
                 f"Stopped: {self.failed:,} of {self._total:,} samples failed, {self.most:,} may "
                 f"(max_bad={self._said}). What is whole is kept in {self._root}; repair the inputs or allow "
-                f"more, and run the same again:\n  - " + "\n  - ".join(self.reasons) + more
+                f"more (--max-bad), and run the same again:\n  - " + "\n  - ".join(self.reasons) + more
             )
 
 

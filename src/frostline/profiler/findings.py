@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from frostline.profiler.verdict import (
+    MUCH,
     STARTS,
     Seen,
     begins,
     hidden,
     often_called,
+    own_lines,
     prefix_known,
     shares,
     storable,
@@ -17,18 +19,16 @@ from frostline.profiler.verdict import (
 from frostline.results import Finding, Repeat
 from frostline.wording import size
 
-_MUCH = 0.05
-"""Of the step: what takes less is not told."""
-
 
 def findings(seen: Seen, repeats: Sequence[Repeat]) -> tuple[Finding, ...]:
+    """What takes most of the step first, what takes no time last."""
     if not seen.step:
         return ()
     found = [
         *_starting(seen), *_loaders(seen), *_often(seen), *_frozen(seen), *_repeated(seen, repeats),
         *_compiled(seen), *_waits(seen), *_copied(seen), *_disturbed(seen), *_between(seen),
     ]  # fmt: skip
-    return tuple(found)
+    return tuple(sorted(found, key=lambda finding: -(finding.ms or 0.0)))
 
 
 def _starting(seen: Seen) -> list[Finding]:
@@ -43,23 +43,22 @@ def _starting(seen: Seen) -> list[Finding]:
 
 def _loaders(seen: Seen) -> list[Finding]:
     found = []
-    if shares(seen)["input"] < _MUCH:
+    if shares(seen)["input"] < MUCH:
         return []
-    if seen.wait_ms < _MUCH * seen.step and hidden(seen):
+    if seen.wait_ms < MUCH * seen.step and hidden(seen):
         return _hidden(seen)
     for loader in seen.loaders:
-        if loader.wait_ms < _MUCH * seen.step:
+        if loader.wait_ms < MUCH * seen.step:
             continue
         text = f"{loader.wait_ms:.1f} ms a step are spent waiting for it"
         if loader.prepare_ms is not None:
             text += f"; one batch takes {loader.prepare_ms:.1f} ms to prepare"
             if loader.decode_ms:
                 text += f", {loader.decode_ms / loader.prepare_ms:.0%} of that decoding"
+        title = f"{loader.name} {'is waited for' if loader.workers else 'works while the step waits'}"
         if loader.needed is not None and loader.needed > loader.workers:
+            title = f"{loader.name} cannot keep up"
             text += f"; {loader.needed} workers would keep up with the step, there are {loader.workers}"
-        title = (
-            f"{loader.name} cannot keep up" if loader.workers else f"{loader.name} works while the step waits"
-        )
         found.append(Finding("loader", title, f"{text}.", loader.wait_ms))
     return found
 
@@ -101,7 +100,7 @@ def _often(seen: Seen) -> list[Finding]:
 def _frozen(seen: Seen) -> list[Finding]:
     found = []
     for module in seen.modules:
-        if max(module.ms, module.prefix_ms) < _MUCH * seen.told_ms:
+        if max(module.ms, module.prefix_ms) < MUCH * seen.told_ms:
             continue
         if storable(module, seen):
             fixed = module.frozen == "parameters"
@@ -122,14 +121,20 @@ def _frozen(seen: Seen) -> list[Finding]:
 def _repeated(seen: Seen, repeats: Sequence[Repeat]) -> list[Finding]:
     found = []
     for repeat in repeats:
-        if not repeat.repeats or repeat.ms is None or repeat.ms < _MUCH * seen.told_ms:
+        if not repeat.repeats or repeat.ms is None or repeat.ms < MUCH * seen.told_ms:
+            continue
+        items = repeat.what.startswith("items of ")
+        if items and shares(seen)["input"] < MUCH:  # prepared in time
             continue
         text = f"{repeat.repeats:,} of {repeat.seen:,} inputs ({repeat.share:.1%}) had been seen before"
         text += f"; that took {repeat.ms:.1f} ms a step"
+        if items:
+            text += ". What is the same each time can be stored; random augmentation must not be"
         if repeat.epochs is not None:
             room = f" ({size(repeat.stored)})" if repeat.stored is not None else ""
             text += f". Storing the results{room} pays in trainings of more than {repeat.epochs:.1f} epochs"
-        found.append(Finding("repeat", f"{repeat.what} does its work again", f"{text}.", repeat.ms))
+        title = f"{repeat.what} {'are prepared' if items else 'does its work'} again"
+        found.append(Finding("repeat", title, f"{text}.", repeat.ms))
     return found
 
 
@@ -138,7 +143,7 @@ def _compiled(seen: Seen) -> list[Finding]:
         return []
     found = []
     for module in seen.modules:
-        if not module.compiled and module.depth == 0 and module.ms >= _MUCH * seen.told_ms:
+        if not module.compiled and module.depth == 0 and module.ms >= MUCH * seen.told_ms:
             text = (
                 f"{module.calls:g} calls a step, {module.ms / seen.told_ms:.0%} of it, run as plain Python."
             )
@@ -175,22 +180,21 @@ def _copied(seen: Seen) -> list[Finding]:
 
 def _between(seen: Seen) -> list[Finding]:
     """What the script's own code does where the step is in no part that is known."""
-    if seen.row("other") < 0.15 * seen.told_ms:
-        return []
     found = []
-    for line, share in seen.lines:
-        if share >= _MUCH:
-            text = f'About {share:.0%} of the step, outside of every row but "other".'
-            found.append(Finding("code", f"{line} takes its time", text, share * seen.step))
+    for line, share in own_lines(seen):
+        text = f'About {share:.0%} of the step, outside of every row but "other".'
+        found.append(Finding("code", f"{line} takes its time", text, share * seen.step))
     return found
 
 
 def _disturbed(seen: Seen) -> list[Finding]:
-    """A loader that is no longer waited for also leaves its cores to the step."""
+    """A loader that is no longer waited for also leaves its cores to the step. On one core each worker takes
+    as much as the step at most; a batch that saves more is unlike the others."""
     replayed = seen.trial("replayed")
-    if replayed is None or seen.on_gpu or seen.wait_ms >= _MUCH * seen.step or hidden(seen):
+    if replayed is None or seen.on_gpu or seen.wait_ms >= MUCH * seen.step or hidden(seen):
         return []
-    if seen.step < 1.15 * replayed.ms or not any(loader.workers for loader in seen.loaders):
+    workers = sum(loader.workers for loader in seen.loaders)
+    if not 1.15 <= seen.step / replayed.ms <= 1 + workers:
         return []
     text = (
         f"Nothing waits for data, but while the workers rest a step takes {replayed.ms:.1f} ms instead of "

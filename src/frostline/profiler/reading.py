@@ -16,8 +16,22 @@ from frostline.profiler.monitor import Sample
 from frostline.profiler.rows import Spans
 from frostline.profiler.steps import Raw
 from frostline.results import Copies, Idle, Loader, Machine, ModuleUse, Profile, Steps, Sync, Trial
+from frostline.wording import many
 
 _WORK = ("forward", "backward", "optimizer", "zero_grad", "clip")
+_TRIALS = (
+    ("real", "real", "in turns with replayed"), ("replay", "replayed", "one batch"),
+    ("compute", "compute", "nothing is copied"), ("half", "half", "half of that batch"),
+)  # fmt: skip
+"""Phase, name and what the report's own words for it leave open."""
+_TURNS = ("A", "bare", "B")
+_BESIDE = {
+    "lines": "the script's own lines", "trace": "what the device does",
+    "look": "reads from the device and operations",
+}  # fmt: skip
+_OTHER_DATA = {
+    "replay": "a batch again and again", "compute": "a batch on the device", "half": "half a batch",
+}  # fmt: skip
 
 
 def read(ran: Ran, out: Path) -> Profile:
@@ -39,15 +53,7 @@ def profile_of(
 ) -> Profile:
     wall, spans = steps.timed(raw, "A"), Spans(raw)
     step = wall.ms if wall is not None else 0.0
-    found = [
-        *trials,
-        *filter(None, [
-            steps.trial(raw, "real", "real", "as they come, in turns with one again and again"),
-            steps.trial(raw, "replay", "replayed", "one prepared batch again and again"),
-            steps.trial(raw, "compute", "compute", "one that lies on the device"),
-            steps.trial(raw, "half", "half", "half of that batch"),
-        ]),
-    ]  # fmt: skip
+    found = [*trials, *filter(None, (steps.trial(raw, *told) for told in _TRIALS))]
     kernels = raw.get("kernels", {})
     wait_ms = 1000 * (steps.a_step(raw, "waits") or 0.0)
     idle = _idle(kernels, step, wait_ms)
@@ -95,8 +101,12 @@ def _notes(ran: Ran) -> list[str]:
     raw, found = ran.processes[0], []
     ended = raw["ended"]
     if ended not in ("stopped", "kept going"):
-        seen = f"{raw['steps']} steps of {raw['asked']}"
-        found.append(f"the script ended before all steps were seen: {ended}, after {seen}")
+        found.append(f"the script ended before all steps were seen: {ended}, after {_seen(raw)}")
+    if raw["trace"] and f"trace-{raw['pid']}.json" not in [path.name for path in ran.traces]:
+        early = "trace" in raw["left"] or not raw["warmup"]
+        found.append(
+            f"--trace was asked for, but there is no trace{': the script ended before' if early else ''}"
+        )
     if raw["swallowed"]:
         found.append("the script catches everything, also its own end; it had to be ended hard")
     others = [p for p in ran.processes[1:] if p["rank"] != raw["rank"]]
@@ -110,13 +120,30 @@ def _notes(ran: Ran) -> list[str]:
     return found
 
 
+def _seen(raw: Raw) -> str:
+    """How far a script came that ended by itself, and what is missing."""
+    asked, left, taken = raw["asked"], raw["left"], many(raw["steps"], "step")
+    if not raw["warmup"]:
+        return f"{taken}, all of them warm-up: none of the {asked} asked for was measured"
+    n = sum(len(block["times"]) for block in raw["blocks"] if block["phase"] in _TURNS)
+    fewer = n < asked and any(phase in _TURNS for phase in left)
+    told = f"{n} of the {asked} steps" if fewer else f"the {asked} steps"
+    possible = _BESIDE | (_OTHER_DATA if any(loader["calls"] for loader in raw["loaders"]) else {})
+    missing = [words for phase, words in possible.items() if phase in left]
+    if not missing and not fewer:
+        missing = ["turns that would have made their times surer"]
+    out = f"; left out: {', '.join(missing)}" if missing else ""
+    return f"{taken}, {raw['warmup']} of them warm-up: {told} asked for were measured{out}"
+
+
 def _unreconciled(rows: Sequence[Any], wall: Steps | None) -> list[str]:
     if not rows or wall is None:
         return []
     off = sum(row.ms for row in rows) / wall.ms - 1
     if abs(off) <= 0.05:
         return []
-    return [f"the rows add up to {off:+.1%} of pass A's step: take them for shares, not for times"]
+    apart = f"{100 * abs(off):.1f} % {'more' if off > 0 else 'less'}"
+    return [f"the rows add up to {apart} than pass A's step: take them for shares, not for times"]
 
 
 def _uncounted(raw: Raw) -> list[str]:

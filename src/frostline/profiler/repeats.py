@@ -26,7 +26,7 @@ Disk = Callable[[], tuple[float, float]]
 def repeats(raw: Raw, spans: Spans, prepared: Sequence[Mapping[str, Any]], out: Path) -> tuple[Repeat, ...]:
     """Everything that was seen to be done again, the dearest first."""
     disk = cache(partial(_disk, out))
-    found = [*_modules(raw, spans, disk), *_decodes(raw, prepared, disk), *_items(raw)]
+    found = [*_modules(raw, spans, disk), *_decodes(raw, prepared, disk), *_items(raw, prepared)]
     return tuple(sorted(found, key=lambda repeat: -(repeat.ms or 0.0)))
 
 
@@ -173,7 +173,8 @@ def _decoded(raw: Raw, prepared: Sequence[Mapping[str, Any]], what: str) -> floa
     return _distinct(raw, distinct, len(keys), len(keys) / samples) if samples else 0.0
 
 
-def _items(raw: Raw) -> list[Repeat]:
+def _items(raw: Raw, prepared: Sequence[Mapping[str, Any]]) -> list[Repeat]:
+    """Items that had been asked for before; the time is what preparing them took, without decoding."""
     found = []
     for loader in raw["loaders"]:
         if loader["items"]:
@@ -181,15 +182,17 @@ def _items(raw: Raw) -> list[Repeat]:
             note = f"a data set of {size:,}: from the second epoch on, every item" if size else ""
             if loader.get("anew"):
                 note = f"{loader['anew'] + 1} data sets, one after the other: each counted by itself"
-            found.append(
-                Repeat(
-                    f"items of {loader['dataset']}",
-                    loader["items"],
-                    loader["repeats"],
-                    None,
-                    True,
-                    None,
-                    note,
-                )
-            )
+            batch = _preparation(raw, prepared, loader["dataset"])
+            share = loader["repeats"] / loader["items"]
+            ms = None if batch is None else 1000 * batch * loader["a_step"] * share
+            what = f"items of {loader['dataset']}"
+            found.append(Repeat(what, loader["items"], loader["repeats"], ms, True, None, note))
     return found
+
+
+def _preparation(raw: Raw, prepared: Sequence[Mapping[str, Any]], dataset: str) -> float | None:
+    """Seconds that a batch takes but for decoding; None: unknown, or of more than one loader."""
+    mine = [line for line in prepared if line["dataset"] == dataset]
+    if not mine or sum(loader["dataset"] == dataset for loader in raw["loaders"]) > 1:
+        return None
+    return statistics.fmean(max(0.0, line["s"] - sum(d[3] for d in line["decodes"])) for line in mine)

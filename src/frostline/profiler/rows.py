@@ -111,11 +111,14 @@ class Spans:
         return Row(kind, name, 1000 * seconds / self.steps, seconds / self.total, note)
 
     def timeline(self, workers: list[Mapping[str, Any]]) -> tuple[Span, ...]:
-        """The first steps, span by span."""
+        """The first steps, span by span: of a block that no evaluation stands in, if there is one."""
         blocks = [b for b in self._raw["blocks"] if b["phase"] == "B" and "end" in b]
-        if not blocks or not self._raw.get("spans"):
+        pairs = [*zip(blocks, self._raw.get("spans", []), strict=False)]
+        if not pairs:
             return ()
-        block, found = blocks[0], self._raw["spans"][0]
+        limit = far(self._raw)
+        whole = (pair for pair in pairs if len(kept(pair[0], limit)) == len(pair[0]["times"]))
+        block, found = next(whole, pairs[0])
         last = min(_SHOWN_STEPS, len(found["bounds"]))
         until = found["bounds"][last - 1][0] if last else 0.0
         bars = []

@@ -145,5 +145,13 @@ def epoch(raw: Raw, wall: Steps) -> Epoch | None:
 
 
 def main_loader(raw: Raw) -> dict[str, Any] | None:
-    """The loader that steps read from most."""
-    return max(raw["loaders"], key=lambda found: (found["a_step"], found["calls"]), default=None)
+    """The loader that steps read from most. An evaluation every so many steps may read more batches: then
+    `a_step` is a mean, seldom a whole number, and more than a usual step reads from all loaders together."""
+    usual_step = a_step(raw, "batches", ("A", "B"))
+
+    def order(found: Raw) -> tuple[bool, bool, float, int]:
+        each = found["a_step"]
+        whole = each >= 1 and each == round(each)
+        return whole, usual_step is None or each <= usual_step, each, found["calls"]
+
+    return max(raw["loaders"], key=order, default=None)

@@ -1,7 +1,8 @@
 """What holds the step up, in words, and what each remedy could give at most.
 
 The verdict follows from shares of pass A's step. What is lost to waiting for data is what one batch, handed
-out again and again, takes less; on a GPU the rest comes from what the device did under torch's tracer.
+out again and again, takes less, where waits bear that out; on a GPU the rest comes from what the device did
+under torch's tracer.
 """
 
 from __future__ import annotations
@@ -39,6 +40,13 @@ _SMALL_MS = 0.03
 """On the CPU: operators shorter than this take as long to call as to compute."""
 _WORTH = 1.03
 """Remedies that give less are not told."""
+_BEYOND = 2.0
+"""With workers: data cost so many times their waits at most. Workers take cores from the step as well, but
+not from one that hardly waits for them. A guess."""
+MUCH = 0.05
+"""Of the step: what takes less is not told."""
+_OWN = 0.15
+"""Of the step: the script's own code, whose lines are told from there on."""
 
 
 @dataclass(frozen=True)
@@ -130,20 +138,7 @@ class Seen:
 
 def shares(seen: Seen) -> dict[str, float]:
     """Of the step: input, transfer, sync, launch, compute."""
-    replayed = seen.trial("replayed")
-    waits = seen.wait_ms / seen.step
-    if seen.idle:
-        waits = min(waits, seen.idle_ms("data") / seen.step)
-    lost = 1 - replayed.ms / seen.beside_ms if replayed is not None else waits
-    felt = waits >= 0.05
-    real = seen.trial("real")
-    if hidden(seen):
-        felt = True
-    elif seen.alone and real is None:
-        lost = min(lost, waits)  # not in turns: the machine's own pace may have changed since
-    elif not seen.alone and real is not None and replayed is not None and seen.beside is not None:
-        felt = seen.beside.low > replayed.high  # in turns
-    found = {"input": max(0.0, lost) if felt else 0.0}
+    found = {"input": _input(seen)}
     if seen.on_gpu:
         found["transfer"] = (seen.exposed_copy_ms + seen.idle_ms("copy")) / seen.step
         found["sync"] = seen.idle_ms("sync") / seen.step
@@ -152,6 +147,49 @@ def shares(seen: Seen) -> dict[str, float]:
     if lost_in_all > 1:  # measured in different ways: together they are never more than the step
         found = {kind: share / lost_in_all for kind, share in found.items()}
     return found | {"compute": min(seen.machine.busy or 0.0, max(0.0, 1 - lost_in_all))}
+
+
+def _input(seen: Seen) -> float:
+    """What data cost of the step; 0: nothing that is felt."""
+    replayed, beside = seen.trial("replayed"), seen.beside
+    felt = _waits(seen) >= MUCH
+    if hidden(seen):
+        felt = True
+    elif _turns(seen) and replayed is not None and beside is not None:
+        felt = beside.low > replayed.high
+    if not felt:
+        return 0.0
+    return max(0.0, _saved(seen)) if borne_out(seen) else _waits(seen)
+
+
+def _waits(seen: Seen) -> float:
+    """The share of the step that waits for data; on a GPU that the device notices."""
+    waits = seen.wait_ms / seen.step
+    return min(waits, seen.idle_ms("data") / seen.step) if seen.idle else waits
+
+
+def _saved(seen: Seen) -> float:
+    """The share of the step that one batch again and again saves; 0: it was not tried."""
+    replayed = seen.trial("replayed")
+    return 1 - replayed.ms / seen.beside_ms if replayed is not None else 0.0
+
+
+def _turns(seen: Seen) -> bool:
+    """A workload: its batches as they come, in turns with several that were prepared before."""
+    return not seen.alone and seen.trial("real") is not None
+
+
+def borne_out(seen: Seen) -> bool:
+    """Whether data can cost what one batch, again and again, saves: where batches differ in length, it may be
+    a short one, or a long one. Without workers the step loses what it waits, never more, and on the CPU
+    never less, as nothing goes on meanwhile; with them up to `_BEYOND` times that."""
+    if seen.trial("replayed") is None:
+        return False
+    if hidden(seen) or _turns(seen):
+        return True
+    if not seen.on_gpu and (seen.alone or _saved(seen) <= 0):
+        return False
+    return _saved(seen) <= _waits(seen) * (1.0 if seen.alone else _BEYOND)
 
 
 def hidden(seen: Seen) -> bool:
@@ -168,7 +206,7 @@ def hidden(seen: Seen) -> bool:
 def flat(seen: Seen) -> bool:
     """Whether a step takes as long with half the batch."""
     whole, half = seen.trial("compute") or seen.trial("replayed"), seen.trial("half")
-    if whole is None or half is None or not _FLAT <= half.ms / whole.ms <= 2 - _FLAT:
+    if whole is None or half is None or half.ms / whole.ms < _FLAT:  # longer, by noise, does not grow either
         return False
     if seen.on_gpu:
         return (seen.machine.busy or 0.0) < 0.8 and seen.idle_ms("launch", "optimizer") >= 0.15 * seen.step
@@ -203,6 +241,8 @@ def verdict(seen: Seen) -> Verdict:
         half, whole = seen.trial("half"), seen.trial("compute") or seen.trial("replayed")
         assert half is not None and whole is not None  # noqa: S101, PT018 -- flat() says so
         told = f"half the batch takes {half.ms / whole.ms:.0%} of the time of the whole one"
+        if half.ms > whole.ms:
+            told = "half the batch takes no less time than the whole one"
         return Verdict(
             "launch-bound", f"Starting the work takes the time, not the work: {told}.", (told, *evidence)
         )
@@ -216,14 +256,31 @@ def verdict(seen: Seen) -> Verdict:
         return Verdict("mixed", f"More than one thing holds the step up: {told}.", tuple(evidence))
     if found["compute"] >= 0.5:
         told = _SAID["compute"].format(share=found["compute"])
-        told += " Epochs begin slowly." if seen.starting >= STARTS else _NOTHING
+        if seen.starting >= STARTS:
+            told += " Epochs begin slowly."
+        elif bad[0][0] < MUCH:
+            told += " Data, copies and waits do not hold it up."
         return Verdict("compute-bound", told, tuple(evidence))
-    other = seen.row("other") / max(1e-9, sum(row.ms for row in seen.rows))
-    return Verdict(
-        "mixed",
-        f"No single cause: {other:.0%} of the step is the script's own code between parts that are known.",
-        tuple(evidence),
-    )
+    told = f"{_own(seen):.0%} of the step is the script's own code between parts that are known"
+    lines = own_lines(seen)
+    if _own(seen) < 0.5 or not lines:
+        return Verdict("mixed", f"No single cause: {told}.", tuple(evidence))
+    evidence += [f"{line}: about {share:.0%} of the step" for line, share in lines]
+    return Verdict("mixed", f"{told}: {', '.join(line for line, _ in lines[:3])}.", tuple(evidence))
+
+
+def _own(seen: Seen) -> float:
+    """The share of the step that is in no part that is known."""
+    return seen.row("other") / seen.told_ms
+
+
+def own_lines(seen: Seen) -> list[tuple[str, float]]:
+    """Lines of the script's own code and their shares of the step, the largest first. They were looked at in
+    other steps than the rows: none has more than the row that it is part of."""
+    if _own(seen) < _OWN:
+        return []
+    found = [(line, min(share, _own(seen))) for line, share in seen.lines if share >= MUCH]
+    return sorted(found, key=lambda line: -line[1])
 
 
 _NAMED = {
@@ -237,7 +294,6 @@ _SAID = {
     "launch": "The device waits to be given work: {share:.0%} of the step.",
     "compute": "The step computes: {share:.0%} of it.",
 }
-_NOTHING = " Data, copies and waits do not hold it up."
 
 
 def _slow_epochs(seen: Seen, found: Mapping[str, float]) -> str:
@@ -278,7 +334,7 @@ def remedies(seen: Seen) -> tuple[Remedy, ...]:
     """What would help, the most first. Bounds: the step over what would be left of it."""
     if seen.wall is None or not seen.step:
         return ()
-    found = [*_loading(seen), *_moving(seen), *_calling(seen), *_storing(seen)]
+    found = [*_loading(seen), *_moving(seen), *_calling(seen), *_storing(seen), *_coding(seen)]
     return tuple(sorted((r for r in found if r.bound >= _WORTH), key=lambda r: -r.bound))
 
 
@@ -303,9 +359,8 @@ def _loading(seen: Seen) -> list[Remedy]:
             what = (
                 f"store what is prepared: {worst.needed} workers were needed, on {seen.machine.cores} cores"
             )
-    replayed = seen.trial("replayed")
     why = f"{seen.wait_ms:.1f} of {seen.step:.1f} ms are waits"
-    if replayed is not None:
+    if borne_out(seen):
         why = _replayed(seen)
     if starts:
         share, why = _of_epoch(seen, share), f"{begins(seen)}; {why}"
@@ -410,11 +465,19 @@ def _storing(seen: Seen) -> list[Remedy]:
     return found
 
 
+def _coding(seen: Seen) -> list[Remedy]:
+    what = "do it once, less often, or in another process"
+    why = "about {:.0%} of the step, between parts that are known"
+    lines = own_lines(seen)
+    return [Remedy(f"{line} made free", bound(1, share), what, why.format(share)) for line, share in lines]
+
+
 def storable(module: ModuleUse, seen: Seen) -> bool:
-    """Frozen by itself, and its inputs come again: in another epoch, or before our eyes."""
+    """Frozen by itself, and its inputs come again: in another epoch of a loader, or before our eyes."""
     share = seen.repeated.get(module.name, 0.0)
     never = seen.items_again > 0.2 and share < 0.1 * seen.items_again  # augmented, or fed by something live
-    again = (seen.training and not never) or share >= 0.05
+    epochs = seen.training and any(loader.batches for loader in seen.loaders)
+    again = (epochs and not never) or share >= 0.05
     return bool(module.frozen) and again and not inside_frozen(module, seen.modules)
 
 

@@ -73,10 +73,12 @@ def _trained(module: ModuleUse) -> str:
     '10.8 M of 21.8 M; up to blocks.5 frozen (4.40 ms)'
     """
     whole = scaled(module.parameters).rstrip()
-    if module.frozen:
-        return f"no ({'under no_grad' if module.frozen == 'no_grad' else f'none of {whole}'})"
+    if module.frozen == "no_grad":
+        return "no (under no_grad)"
     if not module.parameters:
         return "nothing to train"
+    if not module.trainable:
+        return f"no (none of {whole})"
     if module.trainable >= module.parameters:
         return f"all {whole}"
     prefix = f"; up to {module.prefix} frozen ({ms(module.prefix_ms)})" if module.prefix else ""

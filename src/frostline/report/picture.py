@@ -15,8 +15,8 @@ from frostline.report.times import Part, parts
 from frostline.results import Profile, Steps
 
 KINDS = (
-    "data", "decode", "copy", "forward", "backward", "optimizer", "zero_grad", "clip", "sync", "save",
-    "other",
+    "data", "prepare", "decode", "copy", "forward", "backward", "optimizer", "zero_grad", "clip", "sync",
+    "save", "other",
 )  # fmt: skip
 _LANE, _BAR, _LABEL = 52, 28, 18
 _PLOT, _DOTS = 130, 2000

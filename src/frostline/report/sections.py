@@ -14,7 +14,7 @@ from frostline.wording import many, size
 _MOST_SYNCS = 12
 _TRIALS = {
     "real": "the data as they come",
-    "replayed": "prepared batches again and again",
+    "replayed": "what was prepared before, again and again",
     "compute": "one batch that lies on the device",
     "cold": "real data, nothing of it in memory",
     "half": "half the batch",

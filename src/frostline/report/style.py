@@ -47,9 +47,9 @@ circle { fill: var(--dot); opacity: .8 }
 """
 
 _INKS = {
-    "data": "#c2571a", "decode": "#9a6b00", "copy": "#8a5fb5", "forward": "#2f6fb2", "backward": "#1f4f86",
-    "optimizer": "#2e7d5b", "zero_grad": "#5a8f3c", "clip": "#3f8f8f", "sync": "#b5304e", "save": "#7a5a48",
-    "other": "#6d717c",
+    "data": "#c2571a", "prepare": "#a03a9a", "decode": "#9a6b00", "copy": "#8a5fb5", "forward": "#2f6fb2",
+    "backward": "#1f4f86", "optimizer": "#2e7d5b", "zero_grad": "#5a8f3c", "clip": "#3f8f8f",
+    "sync": "#b5304e", "save": "#7a5a48", "other": "#6d717c",
 }  # fmt: skip
 """White letters stand on each of them, in light and in dark."""
 

@@ -188,7 +188,7 @@ class Route:
         above = error.stage in self.pipeline.why_not_frozen
         if not self.layout.live or above or _HINT in error.reason:
             return error
-        return StageFailed(error.stage, error.keys, f"{error.reason}. {_HINT}")
+        return StageFailed(error.stage, error.keys, f"{error.reason.rstrip('.')}. {_HINT}")
 
     def _loaded(self, stage: Stage) -> Ready:
         """Loaded at its first use, by whichever thread comes first; in evaluation with its eval=."""

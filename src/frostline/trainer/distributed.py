@@ -41,6 +41,10 @@ class Several(Single):
     """One of several processes, as torchrun starts them."""
 
     def __init__(self, device: torch.device) -> None:
+        # Its functions have the group of all as a default. Imported later (the first optimiser does it), they
+        # keep that group for ever: its threads outlive `close`, and now and then crash an ending interpreter.
+        import torch.distributed.nn.functional  # noqa: F401
+
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=_PATIENCE)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,15 +43,19 @@ def splits_of(workload: Workload) -> list[str]:
     return [*(workload.splits or ())]
 
 
-def evaluate(workload: Workload, step: Step, supply: Supply) -> dict[str, float]:
-    """What the workload's `evaluate` returns, or the mean of its loss where it has none."""
+def evaluate(workload: Workload, step: Step, supply: Supply, *, at: int = 0) -> dict[str, float]:
+    """What the workload's `evaluate` returns, or the mean of its loss where it has none.
+
+    at: the training steps that the model has had.
+    """
     with undisturbed(step.model, step.device):
         supply.load_state_dict({**supply.state_dict(), "epoch": 0, "cursor": 0})  # from the beginning
         if workload.evaluate is None:
             found: Any = _mean_loss(step, supply)
         else:
             with _as_in_training(step):
-                found = workload.evaluate(step.called, supply)
+                more = {"step": at} if _takes_step(workload.evaluate) else {}
+                found = workload.evaluate(step.called, supply, **more)
     if not isinstance(found, Mapping) or not found:
         raise UsageError(f"evaluate(model, feed) returned {found!r:.80}; expected {{name: number}}.")
     metric = workload.metric
@@ -63,6 +68,14 @@ def evaluate(workload: Workload, step: Step, supply: Supply) -> dict[str, float]
         return {str(name): float(value) for name, value in found.items()}
     except (TypeError, ValueError, RuntimeError) as e:
         raise UsageError(f"evaluate(model, feed) returned {dict(found)!r:.200}; expected numbers: {e}") from e
+
+
+def _takes_step(function: Callable[..., Any]) -> bool:
+    """Whether it wants to know how long the model was trained: what is odd later is usual at first."""
+    try:
+        return "step" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # it has no signature that can be read
+        return False
 
 
 def _mean_loss(step: Step, supply: Supply) -> dict[str, float]:

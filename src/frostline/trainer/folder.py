@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frostline.errors import UsageError
+from frostline.errors import CheckpointError, UsageError
+from frostline.trainer.aside import candidates
 from frostline.trainer.checkpoint import Checkpoints, find, load
+from frostline.trainer.manifest import damage
 
 RUN = "run.json"
 CHECKPOINTS = "checkpoints"
@@ -21,6 +23,10 @@ _TELLING = {
     f"training.{name}"
     for name in ("log_every", "eval_every", "save_every", "save_minutes", "keep", "keep_every", "compile")
 }
+_PLACES = ("store", "live")
+"""Where the same samples come from."""
+PASSED = "passed over: "
+"""How a note on a run begins that is not gone on with, since its checkpoints are damaged."""
 STABLE = "stable"
 """The label of the state before the rate fell, from which the next call goes on."""
 
@@ -58,15 +64,20 @@ def choose(name: str | None, out: Path | None, resume: str, config: Mapping[str,
     base = Path("runs") / name
     if resume == "auto":
         others: list[str] = []
+        broken: list[str] = []
         for folder in sorted((p.parent for p in base.glob(f"*/{RUN}")), reverse=True):
-            latest = _checkpoint(folder)
+            try:
+                latest = _checkpoint(folder)
+            except CheckpointError as e:
+                broken.append(f"{PASSED}{folder}, no checkpoint in it is whole: {'; '.join(e.problems)}")
+                continue
             if latest is None:
                 continue
             different = [change for change in changes(folder, config) if not _only_told(change)]
             if not different:
-                return Chosen(folder, latest)
+                return Chosen(folder, latest, broken)
             others = others or [f"a new run, since the newest, {folder}, differs: {'; '.join(different)}"]
-        return Chosen(fresh(base), None, others)
+        return Chosen(fresh(base), None, broken + others)
     return Chosen(fresh(base))
 
 
@@ -82,9 +93,19 @@ def _named(path: Path, out: Path | None, config: Mapping[str, Any]) -> Chosen:
 
 
 def _checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint to go on from; one taken while the rate fell sends back to the one before."""
+    """The newest checkpoint to go on from; one taken while the rate fell sends back to the one before.
+
+    CheckpointError where there are some, and none is whole: to begin anew would write over what is left.
+    """
     found = Checkpoints(folder / CHECKPOINTS)
     latest = found.latest() if (folder / CHECKPOINTS).is_dir() else None
+    there = candidates(found.folder)
+    if latest is None and there:
+        raise CheckpointError(
+            f"{folder} holds no whole checkpoint to go on from. Begin anew with --resume never and another "
+            f"--out, or go on from a checkpoint elsewhere with --resume PATH. What is wrong with those here:",
+            problems=[f"{path.name}: {'; '.join(damage(path))}" for path in there],
+        )
     if latest is None or not load(latest, only=[]).state.get("decaying"):
         return latest
     return found.labelled(STABLE) or latest
@@ -107,7 +128,7 @@ def changes(folder: Path, config: Mapping[str, Any]) -> list[str]:
     return [
         f"{name} was {flat_old.get(name)!r}, is {flat_now.get(name)!r}"
         for name in names
-        if flat_old.get(name) != flat_now.get(name)
+        if flat_old.get(name) != flat_now.get(name) and name not in _PLACES
     ]
 
 

@@ -24,7 +24,7 @@ from frostline.trainer import checkpoint, moment, state
 from frostline.trainer.budget import Budget
 from frostline.trainer.distributed import Single
 from frostline.trainer.evaluation import HELD_OUT, split_for, splits_of
-from frostline.trainer.folder import CHECKPOINTS, Chosen, describe
+from frostline.trainer.folder import CHECKPOINTS, PASSED, Chosen, describe
 from frostline.trainer.limits import Limits
 from frostline.trainer.loop import Loop, Parts
 from frostline.trainer.progress import TrainProgress
@@ -46,10 +46,13 @@ class TrainResult:
     figures: dict[str, float]
     """Of the last log window: loss, gradient norm, …"""
     evaluation: dict[str, float]
+    """The last one of this call."""
     best: float | None
     stopped: str | None
     """Why it ended before its last step; None: it is done."""
     model: nn.Module
+    evaluated_at: int | None = None
+    """The step of the evaluation; None: this call made none."""
 
 
 class Job:
@@ -83,7 +86,8 @@ class Job:
         if loaded is not None:
             moment.refuse_foreign(loaded)
         for note in chosen.notes:
-            self.progress.note(f"not as the run was started: {note}" if loaded is not None else note)
+            changed_since = loaded is not None and not note.startswith(PASSED)
+            self.progress.note(f"not as the run was started: {note}" if changed_since else note)
         total = self.budget.total_steps(batches)
         before = loaded.state["elapsed_s"] if loaded else 0.0
         spent = time.monotonic() - self.began
@@ -103,7 +107,7 @@ class Job:
                 self._begin(loop, loaded, init_from, schedule)
                 if self.group.rank == 0:
                     describe(folder, sinks["config"])
-                stopped = loop.run()
+                stopped = self._ran(loop)
             finally:
                 batches.close()
                 if held_out is not None:
@@ -111,8 +115,20 @@ class Job:
                 if recorder is not None:
                     recorder.close(failed=sys.exc_info()[0] is not None)
         return TrainResult(
-            folder, loop.at, loop.epoch, loop.figures, loop.evaluated, loop.best, stopped, step.model
-        )
+            folder, loop.at, loop.epoch, loop.figures, loop.evaluated, loop.best, stopped, step.model,
+            loop.evaluated_at,
+        )  # fmt: skip
+
+    def _ran(self, loop: Loop) -> str | None:
+        """The loop until its end; interrupted, it says what there is to go on from."""
+        try:
+            return loop.run()
+        except KeyboardInterrupt:
+            at = loop.saved_at
+            self.progress.note(
+                "no checkpoint was written yet" if at is None else f"the checkpoint of step {at:,} is kept"
+            )
+            raise
 
     def _begin(
         self, loop: Loop, loaded: checkpoint.Loaded | None, init_from: PathLike | None, schedule: Schedule
@@ -188,7 +204,7 @@ class Job:
             return None
         split = split_for(self.workload, HELD_OUT)
         if split is None:
-            if self.workload.evaluate is None:
+            if self.workload.evaluate is None and self.workload.metric is None:
                 return None
             split = self.split()  # never one called 'test': the best checkpoint is chosen by this
             on = "all samples, also those trained on" if split is None else "the samples trained on"

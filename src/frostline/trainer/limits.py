@@ -26,6 +26,9 @@ _UNTIMED, _SLACK = 0.1, 0.01
 """Shares of a call. An evaluation that nobody has timed is taken to fit where the first one is left, a guess;
 the second is kept beside an evaluation for whatever comes between."""
 
+_EARLY = 0.02
+"""The share of a call after which a save is made only to learn how long one takes, where nobody knows."""
+
 _TRIES = 2
 """So many calls may be killed while they find out how long an evaluation takes."""
 
@@ -113,7 +116,18 @@ class Limits(Signals):
     def _save_s(self) -> float:
         return (self._known | self._longest).get("save", 0.0)
 
+    @property
+    def wants_save(self) -> bool:
+        """Whether to save only to learn how long it takes: the end of this call has to leave room for it."""
+        unknown = "save" not in self._known | self._longest
+        return unknown and self.limit_s is not None and self.elapsed >= _EARLY * self.limit_s
+
     # the end
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds of this call that are left for steps; None: there is no limit."""
+        return None if self.limit_s is None else max(0.0, self.limit_s - self.elapsed - self.margin)
 
     @property
     def margin(self) -> float:

@@ -7,6 +7,7 @@ happens between two steps shares where this call is.)
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Generator, Mapping
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from frostline.batch import Batch
+from frostline.errors import TrainStopped
 from frostline.rewind import Moment
 from frostline.step import Step
 from frostline.supply import Supply
@@ -34,7 +36,7 @@ from frostline.trainer.meter import Meter, Window
 from frostline.trainer.progress import TrainProgress
 from frostline.trainer.recorder import Recorder, read_metrics
 from frostline.trainer.schedule import Schedule
-from frostline.trainer.skipped import Skipped
+from frostline.trainer.skipped import Bad, Skipped
 from frostline.workload import Workload
 
 _COUNTED = ("bad", "overflow")
@@ -72,6 +74,8 @@ class Loop:
         """Optimiser steps done."""
         self.best: float | None = None
         self.evaluated: dict[str, float] = {}
+        self.evaluated_at: int | None = None
+        """The step that `evaluated` is of."""
         self.figures: dict[str, float] = {}
         self._elapsed_before, self._began = 0.0, time.monotonic()
         self._decaying = False
@@ -157,6 +161,15 @@ class Loop:
         self._window.away += self._saved_when - began
         self._busy.pause()
 
+    def _save_if_it_can(self) -> None:
+        """Before an error leaves that the state has no part in. One of the save must not hide it."""
+        if self._saved_at == self.at:
+            return
+        try:
+            self._save()
+        except Exception as e:  # noqa: BLE001 - whatever it is, the other error tells more
+            self.p.progress.note(f"step {self.at:,} could not be saved: {e}")
+
     # the loop
 
     def run(self) -> str | None:
@@ -191,6 +204,11 @@ class Loop:
         return self._over or (self.p.total_steps is not None and self.at >= self.p.total_steps)
 
     @property
+    def saved_at(self) -> int | None:
+        """The step of the newest checkpoint; None: there is none."""
+        return self._saved_at if self._saved_at >= 0 else None
+
+    @property
     def elapsed(self) -> float:
         """Seconds of training, of all calls together."""
         return self._elapsed_before + time.monotonic() - self._began
@@ -223,7 +241,8 @@ class Loop:
         self.at += 1
         self._window.rows += self._samples(batch)
         self._meter.add(
-            {n: v for n, v in figures.items() if n not in _COUNTED} | {"lr": self._base[0] * factor}
+            {n: v for n, v in figures.items() if n not in _COUNTED} | {"lr": self._base[0] * factor},
+            unless=figures["bad"],
         )
         self._meter.count({n: v for n, v in figures.items() if n in _COUNTED})
         self._skipped.add(self.at, batch, figures["bad"])
@@ -271,7 +290,7 @@ class Loop:
     def _save_is_due(self) -> bool:
         every = self.settings.save_every
         late = time.monotonic() - self._saved_when > 60 * self.settings.save_minutes
-        return late or bool(every and self.at % every == 0)
+        return late or bool(every and self.at % every == 0) or self.p.limits.wants_save
 
     def _watch_decay(self) -> None:
         """Keep the state before the rate falls, where the next call is to go on from it."""
@@ -326,8 +345,9 @@ class Loop:
 
     def _log(self) -> None:
         self.figures = self._meter.read()
-        saved = self._saved_at if self._saved_at >= 0 else None
-        self._skipped.look(self.at, any_bad=bool(self.figures.get("bad")), saved=saved)
+        skipped = self._skipped.look(self.at, any_bad=bool(self.figures.get("bad")))
+        if skipped:
+            self._write_keys(skipped)
         _, rows = self.p.ranks.agree(fits=True, rows=self._window.rows)
         busy, wall = self._busy.read(), self._window.wall()
         values: dict[str, Any] = {"epoch": self.epoch, **self.figures}
@@ -343,6 +363,20 @@ class Loop:
             {n: self.figures[n] for n in _COUNTED if self.figures.get(n)},
         )  # fmt: skip
         self._window = Window(self.at)
+        if skipped and self._skipped.too_many:
+            self._save_if_it_can()  # none of the bad updates is in it
+            raise self._skipped.stopped(self.saved_at)
+
+    def _write_keys(self, skipped: list[Bad]) -> None:
+        """All keys of skipped updates, of all ranks. A line's step is this one: `rewind` goes by it."""
+        shares = self.p.ranks.gather([keys for _, keys in skipped])
+        for i, (step, _) in enumerate(skipped):
+            # after a resume all ranks know the first one's keys of steps before it
+            keys = [*dict.fromkeys(key for share in shares for key in share[i])]
+            if self.p.recorder is not None:
+                self.p.recorder.write(
+                    self.at, {"what": "skipped", "skipped_step": step, "keys": json.dumps(keys)}, kind="event"
+                )
 
     def _left(self, wall: float) -> float | None:
         by_steps = None
@@ -388,18 +422,31 @@ class Loop:
     def _evaluate(self) -> None:
         began = time.monotonic()
         self.p.limits.looking()
-        if self.p.ranks.rank == 0 and self.p.held_out is not None:
-            self.evaluated = evaluate(self.p.workload, self.step, self.p.held_out)
-            if self.p.recorder is not None:
-                self.p.recorder.write(self.at, {"epoch": self.epoch, **self.evaluated}, kind="eval")
-            told = ", ".join(f"{name} {value:.4g}" for name, value in self.evaluated.items())
-            self.p.progress.note(f"step {self.at:,}, held out: {told}")
-        self.p.ranks.wait()
+        error: Exception | None = None
+        try:
+            self._look_at_held_out()
+        except Exception as e:  # noqa: BLE001 - raised again once all ranks have saved
+            error = e
+        if self.p.ranks.most(int(error is not None)):
+            self._save_if_it_can()
+            if error is None:  # torchrun ends all once one has ended: the first rank has to say why before
+                self.p.ranks.wait()
+            raise error or TrainStopped("The evaluation failed on the first rank.")
         self._busy.pause()
         self._evaluated_at = self.at
         self.p.limits.evaluated(time.monotonic() - began)
         self._window.away += time.monotonic() - began
         self._keep_best(self.evaluated)
+
+    def _look_at_held_out(self) -> None:
+        if self.p.ranks.rank or self.p.held_out is None:
+            return
+        self.evaluated = evaluate(self.p.workload, self.step, self.p.held_out, at=self.at)
+        self.evaluated_at = self.at
+        if self.p.recorder is not None:
+            self.p.recorder.write(self.at, {"epoch": self.epoch, **self.evaluated}, kind="eval")
+        told = ", ".join(f"{name} {value:.4g}" for name, value in self.evaluated.items())
+        self.p.progress.note(f"step {self.at:,}, held out: {told}")
 
     def _keep_best(self, figures: Mapping[str, Any]) -> None:
         """A checkpoint of its own for the best so far; the first rank knows the figures."""

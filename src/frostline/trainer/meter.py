@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -12,6 +12,12 @@ import torch
 from torch import Tensor
 
 from frostline.errors import UsageError
+
+_UNLESS = "\0unless"
+"""No figure's name: the flag that tells whether those beside it are left out."""
+
+_Added = tuple[float, list[tuple[tuple[str, ...], Tensor]]]
+"""What was added in one go: its weight, and a vector for each device with the names of what is in it."""
 
 
 class Meter:
@@ -28,7 +34,8 @@ class Meter:
 
     `add` and `count` only queue a copy, because a compiled step may overwrite its outputs; `read` is the one
     place that waits for the device. It fetches all copies and adds them up on the host, in float64 and in
-    the order in which they came: a step pays for one small kernel, however many figures it has.
+    the order in which they came: a step pays for one small kernel, however many figures it has. Whether a
+    step's figures count at all may be known on the device only, and is fetched with them.
     """
 
     def __init__(self) -> None:
@@ -43,18 +50,22 @@ class Meter:
         """Sums of what was on the host."""
         self._device: dict[str, float] = {}
         """Sums of what was on the device and has been fetched."""
-        self._waiting: list[tuple[tuple[str, ...], float, Tensor]] = []
+        self._waiting: list[_Added] = []
 
-    def add(self, values: Mapping[str, Tensor | float], weight: float = 1) -> None:
+    def add(
+        self, values: Mapping[str, Tensor | float], weight: float = 1, unless: Tensor | None = None
+    ) -> None:
         """Figures of a step; `weight` is what they are a mean over, such as the number of samples.
 
         With weight 0 (an empty share of a batch) the figures are named, and their values do not matter.
+        unless: a flag on the device; where it is not 0, the figures that are tensors are left out.
         """
         if not (_is_number(weight) and 0 <= weight < math.inf):
             raise UsageError(f"Meter.add(…): weight is {weight!r}; a number from 0, on the host")
-        self._take("add", values, weight)
-        for name in values:
-            self._weights[name] = (self._weights.get(name) or 0) + weight
+        self._take("add", values, weight, unless)
+        for name, value in values.items():
+            counts = unless is None or not isinstance(value, Tensor)  # else it is known when it is fetched
+            self._weights[name] = (self._weights.get(name) or 0) + (weight if counts else 0)
 
     def count(self, values: Mapping[str, Tensor | float]) -> None:
         """Figures that are added up instead."""
@@ -99,18 +110,26 @@ class Meter:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        devices = (vector.device for _, _, vector in waiting)
+        vectors = [vector for _, parts in waiting for _, vector in parts]
+        devices = (vector.device for vector in vectors)
         self._place = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
         # vectors are float32 or float64; together they are of the wider one, which holds every bit
-        values = torch.cat([vector.to(self._place) for _, _, vector in waiting]).tolist()
-        at, sums = 0, self._device
-        for names, weight, _ in waiting:
-            for name, value in zip(names, values[at : at + len(names)], strict=True):
+        values = iter(torch.cat([vector.to(self._place) for vector in vectors]).tolist())
+        sums = self._device
+        for weight, parts in waiting:
+            found = {name: next(values) for names, _ in parts for name in names}
+            unless = found.pop(_UNLESS, None)
+            if unless:
+                continue
+            for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + value * weight
-            at += len(names)
+                if unless is not None:
+                    self._weights[name] = (self._weights[name] or 0) + weight
 
     @torch.no_grad()
-    def _take(self, verb: str, values: Mapping[str, Tensor | float], weight: float) -> None:
+    def _take(
+        self, verb: str, values: Mapping[str, Tensor | float], weight: float, unless: Tensor | None = None
+    ) -> None:
         self._check(verb, values)
         if not weight:
             return
@@ -120,7 +139,11 @@ class Meter:
                 on_device.setdefault(value.device, {})[name] = value
             else:
                 self._host[name] = self._host.get(name, 0.0) + float(value) * weight
-        self._waiting += [(tuple(held), weight, _copied(held, place)) for place, held in on_device.items()]
+        if unless is not None and on_device:
+            on_device.setdefault(unless.device, {})[_UNLESS] = unless
+        parts = [(tuple(held), _copied([*held.values()], place)) for place, held in on_device.items()]
+        if parts:
+            self._waiting.append((weight, parts))
 
     def _check(self, verb: str, values: Mapping[str, Tensor | float]) -> None:
         problems = []
@@ -162,9 +185,9 @@ def _precision(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _copied(tensors: Mapping[str, Tensor], device: torch.device) -> Tensor:
+def _copied(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """One vector of them all: one kernel for figures of float32, which most are."""
-    if all(t.dtype == torch.float32 for t in tensors.values()):
-        return torch.stack([t if t.dim() == 0 else t.reshape(()) for t in tensors.values()])
+    if all(t.dtype == torch.float32 for t in tensors):
+        return torch.stack([t if t.dim() == 0 else t.reshape(()) for t in tensors])
     # stacking would round a large count to a float32
-    return torch.stack([t.reshape(()).to(_precision(device)) for t in tensors.values()])
+    return torch.stack([t.reshape(()).to(_precision(device)) for t in tensors])

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TextIO
 
 from frostline.wording import about, duration, size
@@ -32,8 +32,9 @@ class TrainProgress:
     step 1,200 of 10,000 (12%) · epoch 3.41 · loss 1.234 · 812 samples/s · data wait 2% · device busy 97% ·
     14 min left
 
-    A terminal gets one line, rewritten at most five times a second and cut to its width. Anything else gets
-    whole lines without carriage returns: the first at once, then one every ten seconds, and the last. An
+    A terminal gets one line, rewritten at most five times a second; where it is too long, parts of it are
+    left out, the time left never. Anything else gets whole lines without carriage returns: the first at once,
+    then one every ten seconds, the last, and one before a note, so that what comes first is said first. An
     output that breaks (a closed terminal, a full disk under a log file) is given up with a warning: a
     training does not end for it. quiet: says nothing at all.
     """
@@ -45,6 +46,8 @@ class TrainProgress:
         self._said: float | None = None
         self._open = False
         self._unsaid: list[str] = []
+        self._spare: list[str] = []
+        """What is left out of it where there is no room, that which matters least first."""
         self._between, self._cut = (" · ", "…") if _can_say(self._out, "·…") else (" | ", "...")
 
     def line(
@@ -63,25 +66,27 @@ class TrainProgress:
         """Where the training is. data_wait and busy are shares; what is None is not known and left out."""
         if self._quiet:
             return
-        known: list[tuple[str, float | None]] = [
-            (f"epoch {epoch:.2f}", epoch),
-            (f"loss {_figure(loss)}", loss),
-            (f"{_rate(samples_per_s or 0)} samples/s", samples_per_s),
-            (f"data wait {_share(data_wait)}", data_wait),
-            (f"device busy {_share(busy)}", busy),
-            (size(memory_bytes or 0), memory_bytes),
-            (f"{duration(left_s or 0)} left", left_s),
+        known: list[tuple[int, str, float | None]] = [  # first, whose turn it is where there is no room
+            (1, f"epoch {epoch:.2f}", epoch),
+            (7, f"loss {_figure(loss)}", loss),
+            (5, f"{_rate(samples_per_s or 0)} samples/s", samples_per_s),
+            (4, f"data wait {_share(data_wait)}", data_wait),
+            (2, f"device busy {_share(busy)}", busy),
+            (3, size(memory_bytes or 0), memory_bytes),
+            (0, f"{duration(left_s or 0)} left", None if step == total_steps else left_s),
         ]
-        parts = [_steps(step, total_steps)] + [text for text, value in known if value is not None]
-        parts += [f"{name} {_figure(value)}" for name, value in (extra or {}).items()]
-        self._unsaid = [_plain(part) for part in parts]
-        now = time.monotonic()
-        if self._said is None or now - self._said >= _EVERY_S[self._terminal]:
-            self._said = now
+        parts = [(0, _steps(step, total_steps))]
+        parts += [(turn, text) for turn, text, value in known if value is not None]
+        parts += [(6, _plain(f"{name} {_figure(value)}")) for name, value in (extra or {}).items()]
+        self._unsaid = [text for _, text in parts]
+        self._spare = [text for turn, text in sorted(parts, key=lambda part: part[0]) if turn]
+        if self._said is None or time.monotonic() - self._said >= _EVERY_S[self._terminal]:
             self._say()
 
     def note(self, text: str) -> None:
         """A sentence of its own; the line comes back with the next step."""
+        if self._unsaid and not self._terminal:
+            self._say()
         if not self._quiet:
             self._write(f"{_BACK if self._open else ''}{text}\n")
             self._open = False
@@ -95,18 +100,22 @@ class TrainProgress:
             self._open = False
 
     def _say(self) -> None:
-        text, self._unsaid = self._between.join(self._unsaid), []
+        parts, self._unsaid = self._unsaid, []
+        self._said = time.monotonic()
         if self._terminal:
-            self._write(_BACK + self._fitted(text))
+            self._write(_BACK + self._fitted(parts))
             self._open = True
         else:
-            self._write(text + "\n")
+            self._write(self._between.join(parts) + "\n")
 
-    def _fitted(self, text: str) -> str:
-        """Cut from the right, so that the terminal does not wrap it: a wrapped line cannot be rewritten."""
+    def _fitted(self, parts: list[str]) -> str:
+        """As much as the terminal does not wrap: a wrapped line cannot be rewritten."""
         room = _columns(self._out) - 1  # some terminals wrap when the last column is filled
-        if _cells(text) <= room:
-            return text
+        text = ""
+        for some in _shorter(parts, self._spare):
+            text = self._between.join(some)
+            if _cells(text) <= room:
+                return text
         room -= len(self._cut)
         while text and _cells(text) > room:
             text = text[:-1]
@@ -122,6 +131,18 @@ class TrainProgress:
         except (OSError, ValueError, RuntimeError) as e:  # ValueError: it was closed
             self._quiet = True
             log.warning("Progress is no longer shown, the output is gone (%s). The training goes on.", e)
+
+
+def _shorter(parts: list[str], spare: list[str]) -> Iterator[list[str]]:
+    """All of them, then fewer and fewer; of the last two, the step and the time left, the latter."""
+    kept = [*parts]
+    yield kept
+    for text in spare:
+        kept.remove(text)
+        yield kept
+    steps, *left = kept
+    yield [steps.partition(" of ")[0], *left]
+    yield left or [steps]
 
 
 def forecast_text(

@@ -20,7 +20,7 @@ from frostline.trainer.budget import Budget
 from frostline.trainer.distributed import Single, ranks
 from frostline.trainer.evaluation import TESTED, split_for, splits_of
 from frostline.trainer.evaluation import evaluate as evaluate_model
-from frostline.trainer.folder import Chosen, choose, held
+from frostline.trainer.folder import Chosen, choose, config_of, held
 from frostline.trainer.job import Job, PathLike, TrainResult
 from frostline.trainer.progress import TrainProgress
 from frostline.training import Training
@@ -81,6 +81,7 @@ def train(
         config: dict[str, Any] = {
             "target": target, "parameters": dict(parameters or {}), "training": asdict(settings),
             "batch_size": workload.batch_size, "init_from": str(init_from) if init_from else None,
+            "store": str(store) if store else None, "live": live,
         }  # fmt: skip
         chosen = _chosen(workload, Path(out) if out else None, resume, config, group)
         _refuse_early(chosen, Path(out) if out and group.rank == 0 else None, init_from)
@@ -107,8 +108,14 @@ def evaluate(
     training: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> dict[str, float]:
-    """The figures of a checkpoint's model on a held-out split ("test", or "val" where there is none)."""
+    """The figures of a checkpoint's model on a held-out split ("test", or "val" where there is none).
+
+    store, live: default, as its run was trained.
+    """
     _refuse(workload)
+    if store is None and not live:
+        config = config_of(Path(path)) or {}
+        store, live = config.get("store"), bool(config.get("live"))
     settings = Training.of(workload.training).but(training or {})
     group, place = ranks(device)
     loaded = checkpoint.load(Path(path), only=["model", "buffers", "extra"])
@@ -122,7 +129,7 @@ def evaluate(
         beside = {"buffers": loaded.groups["buffers"], "extra": loaded.groups["extra"]}
         state.load_model(step.model, loaded.groups["model"], about=loaded.state["model"], **beside)
         batches = job.supply(stores, chosen, train=False)
-        return evaluate_model(workload, step, batches)
+        return evaluate_model(workload, step, batches, at=loaded.step)
 
 
 def _looked_at(workload: Workload, split: str | None, progress: TrainProgress) -> str | None:

@@ -14,10 +14,10 @@ from frostline.errors import TrainStopped
 from frostline.training import Training
 
 _KEYS = 8
-"""So many keys of a skipped step are kept."""
+"""So many keys of a skipped step are said; one more is kept then, to know that there are more."""
 
-_Bad = tuple[int, list[str]]
-"""A skipped step and the first keys of its rows."""
+Bad = tuple[int, list[str]]
+"""A skipped step and the keys of its rows."""
 
 
 class Skipped:
@@ -26,6 +26,7 @@ class Skipped:
     >>> skipped = Skipped(Training(max_bad_steps=0), print)
     >>> skipped.add(1, Batch({}, ["a"]), torch.tensor(0.0))
     >>> skipped.look(1, any_bad=False)
+    []
     >>> skipped.state()
     {'steps': [], 'told': 1}
     """
@@ -33,7 +34,7 @@ class Skipped:
     def __init__(self, settings: Training, note: Callable[[str], None]) -> None:
         self._most, self._window = settings.max_bad_steps, settings.bad_window
         self._note = note
-        self._found: deque[_Bad] = deque()
+        self._found: deque[Bad] = deque()
         self._told = 0
         """The step of the last look: skipped ones after it have not been told of."""
         self._recent: list[tuple[int, Batch, Tensor]] = []
@@ -55,40 +56,47 @@ class Skipped:
             state = {"steps": [[at, []] for at in state], "told": 0}
         self._found, self._told = deque((at, [*keys]) for at, keys in state["steps"]), state["told"]
 
-    def look(self, at: int, *, any_bad: bool, saved: int | None = None) -> None:
-        """After step `at`; too many end the run, with the first one's keys. saved: the last checkpoint."""
+    def look(self, at: int, *, any_bad: bool) -> list[Bad]:
+        """After step `at`; → those that nobody was told of, with all their keys."""
         recent, self._recent = self._recent, []
         told, self._told = self._told, at
         if not any_bad:
-            return
+            return []
         self._found.extend(_bad_of(recent))
         new = [bad for bad in self._found if bad[0] > told]
         while self._found and self._found[0][0] <= at - self._window:
             self._found.popleft()
+        self._found = deque((step, keys[: _KEYS + 1]) for step, keys in self._found)
         if new:
             skipped = "1 update" if len(new) == 1 else f"{len(new):,} updates"
             self._note(f"{skipped} skipped: loss or gradient is no number ({_named(new[0])})")
-        if len(self._found) > self._most:
-            kept = (
-                "No checkpoint was written yet"
-                if saved is None
-                else f"The checkpoint of step {saved:,} is whole"
-            )
-            raise TrainStopped(
-                f"{len(self._found)} of the last {self._window} updates were skipped, because loss "
-                f"or gradient was no number (max_bad_steps={self._most}). First in this "
-                f"window: {_named(self._found[0])}. {kept}. Look at these samples; try a smaller rate, "
-                f"clip=1.0, or precision bf16 instead of fp16."
-            )
+        return new
+
+    @property
+    def too_many(self) -> bool:
+        """Whether the run is to end, for those in the window of the last look."""
+        return len(self._found) > self._most
+
+    def stopped(self, saved: int | None) -> TrainStopped:
+        """The error for too many, with the first one's keys. saved: the last checkpoint."""
+        kept = (
+            "No checkpoint was written yet" if saved is None else f"The checkpoint of step {saved:,} is whole"
+        )
+        return TrainStopped(
+            f"{len(self._found)} of the last {self._window} updates were skipped, because loss or gradient "
+            f"was no number (max_bad_steps={self._most}). First in this window: {_named(self._found[0])}. "
+            f"{kept}. Look at these samples (metrics.jsonl names them all); try a smaller rate, clip=1.0, or "
+            f"precision bf16 instead of fp16."
+        )
 
 
-def _named(bad: _Bad) -> str:
+def _named(bad: Bad) -> str:
     at, keys = bad
-    more = ", …" if len(keys) >= _KEYS else ""
-    return f"step {at:,}" + (f", keys {', '.join(map(repr, keys))}{more}" if keys else "")
+    more = ", …" if len(keys) > _KEYS else ""
+    return f"step {at:,}" + (f", keys {', '.join(map(repr, keys[:_KEYS]))}{more}" if keys else "")
 
 
-def _bad_of(recent: list[tuple[int, Batch, Tensor]]) -> list[_Bad]:
+def _bad_of(recent: list[tuple[int, Batch, Tensor]]) -> list[Bad]:
     flags = torch.stack([bad for _, _, bad in recent]).tolist() if recent else []
     found = [(at, batch) for (at, batch, _), flag in zip(recent, flags, strict=True) if flag]
-    return [(at, batch.keys_of_rows[:_KEYS]) for at, batch in found]
+    return [(at, [*batch.keys_of_rows]) for at, batch in found]

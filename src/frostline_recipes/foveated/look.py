@@ -24,10 +24,18 @@ import frostline as fl
 from frostline import stages
 from frostline.errors import UsageError
 from frostline_recipes.foveated import glyphs, heat, page, sheet
+from frostline_recipes.foveated import metrics as verdicts
 from frostline_recipes.foveated.heat import Floats
 
 _FRAMES = 240
 """Of a film, at most."""
+_EXPLAINED = (
+    "Coarse looks at every frame with one learned query; fine 1 looks again with the queries that the "
+    "language model asks after that pass, fine 2 with those it asks after fine 1.",
+    "Entropy is 1 for an even look and 0 for a look at one patch; on target is the share of frames whose "
+    "strongest patch (the cross) lies on the target (the ring), mass on target the share of all attention "
+    "that does.",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +109,11 @@ def run(ctx: Any, checkpoint: str, clip: str, n: int, split: str) -> dict[str, A
         made = ctx.once(f"look {row['key']}", drawn, of={**ctx.parameters, "weights": weights})
         grid, film, heads = ((folder / name).read_bytes() for name in ("grid.png", "gaze.mp4", "heads.png"))
         shown.append(page.Shown(row["key"], grid, film, heads, made["captions"], made["figures"]))
-    curves = _curves(checkpoint)
+    metrics = _metrics(checkpoint)
     about = f"{checkpoint}: attention in multiples of an even look; brighter is more."
-    text = page.page("Where the model looks", shown, about=about, curves=curves)
+    warmup_steps = trained.training["warmup_steps"] if isinstance(trained.training, Mapping) else 0
+    said = [about, *_EXPLAINED, *_evaluated(metrics, warmup_steps)]
+    text = page.page("Where the model looks", shown, about=said, curves=page.curves(metrics))
     (ctx.out / "index.html").write_text(text, encoding="utf-8")
     return {
         "clips": len(shown),
@@ -235,13 +245,23 @@ def _words(trained: fl.Workload) -> Callable[[Any], str]:
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
 
-def _curves(checkpoint: str) -> str:
+def _metrics(checkpoint: str) -> list[dict[str, Any]]:
     """Of the run that a checkpoint lies in; nothing where there is none."""
     place = Path(checkpoint).absolute()
     found = next(
         (p / "metrics.jsonl" for p in (place, *place.parents[:2]) if (p / "metrics.jsonl").is_file()), None
     )
-    return page.curves(page.read_metrics(found)) if found else ""
+    return page.read_metrics(found) if found else []
+
+
+def _evaluated(metrics: Sequence[Mapping[str, Any]], warmup_steps: int) -> list[str]:
+    """What the last evaluation of the training said: the verdict, and what to be warned of."""
+    row = next((row for row in reversed(metrics) if row.get("kind") == "eval" and "entropy" in row), None)
+    if row is None:
+        return []
+    figures = {name: float(value) for name, value in row.items() if isinstance(value, int | float)}
+    told = verdicts.lines(figures, warming=row["step"] < warmup_steps)
+    return [f"Last evaluation of the training, at step {row['step']:,}: {line}" for line in told]
 
 
 def _content(model: torch.nn.Module) -> str:
@@ -258,9 +278,9 @@ def _slug(key: str) -> str:
 
 
 def _means(figures: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
-    """Over the clips, for the last pass and the coarse one."""
+    """Over the clips, for the coarse pass and the last fine one."""
     ends = {"coarse": [one["coarse"] for one in figures if "coarse" in one],
-            "fine": [one[[*one][-1]] for one in figures]}  # fmt: skip
+            "fine": [one[last] for one in figures if (last := [*one][-1]) != "coarse"]}  # fmt: skip
     return {
         f"{name}_{who}": float(np.mean([row[name] for row in rows]))
         for who, rows in ends.items()

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from frostline_recipes.foveated.model import Control
 from frostline_recipes.foveated.passes import Pass, losses, parts
 
 log = logging.getLogger("frostline")
@@ -59,11 +60,18 @@ def _correlated(a: Tensor, b: Tensor) -> Tensor:
 
 
 def evaluate(
-    model: Any, feed: Iterable[Any], *, coarse_only: bool = False, rows: int | None = None
+    model: Any,
+    feed: Iterable[Any],
+    *,
+    coarse_only: bool = False,
+    rows: int | None = None,
+    warmup_steps: int = 0,
+    step: int | None = None,
 ) -> dict[str, float]:
     """All figures on held-out clips, with a bootstrap interval of the ratio; says the verdict aloud.
 
     rows: clips at a time, where a batch of the feed is more than is trained on at once.
+    step: how many the model was trained; before warmup_steps a ratio of 1 is no alarm. None: unknown.
     """
     each, told = by_clip(model, feed, coarse_only=coarse_only, rows=rows)
     told = {f"loss_{name}": float(values.mean()) for name, values in each.items()} | told
@@ -72,7 +80,7 @@ def evaluate(
     told["clips"] = float(len(each["coarse"]))
     if not coarse_only:
         told |= _compared(each)
-    say(told)
+    say(told, warming=step is not None and step < warmup_steps)
     return told
 
 
@@ -81,14 +89,23 @@ def by_clip(
     model: Any, feed: Iterable[Any], *, coarse_only: bool = False, rows: int | None = None
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Losses of every clip by what was looked with, in the feed's order; and means of other figures: the loss
-    that is trained, and the health of the queries."""
+    that is trained, and the health of the queries.
+
+    A clip alone in its batch is shuffled with the queries of the clip before; the first of all, with those of
+    the clip after. Where there is one clip only, nothing is shuffled.
+    """
     losses_of: dict[str, list[Tensor]] = {}
     sums: dict[str, float] = {}
     clips = 0
+    asked, waiting = None, None  # the queries of the clip before; the first clip, alone in its batch
     for batch in (part for whole in feed for part in _parts(whole, rows)):
-        found, figures, n = _one(model, batch, coarse_only=coarse_only)
+        found, figures, asked = _one(model, batch, asked, coarse_only=coarse_only)
+        if waiting is not None:
+            losses_of["shuffled"] = [_looked_with(model, waiting, asked)]
+        waiting = None if coarse_only or "shuffled" in found else batch
         for name, values in found.items():
             losses_of.setdefault(name, []).append(values)
+        n = len(found["coarse"])
         for name, value in figures.items():
             sums[name] = sums.get(name, 0.0) + n * float(value)
         clips += n
@@ -96,25 +113,35 @@ def by_clip(
     return each, {name: value / max(1, clips) for name, value in sums.items()}
 
 
-def _one(model: Any, batch: Any, *, coarse_only: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
-    """Losses of each clip of a batch, by what was looked with."""
+def _one(
+    model: Any, batch: Any, others: Tensor | None, *, coarse_only: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+    """Losses of each clip of a batch, by what was looked with; figures; the queries of its last clip.
+
+    others: queries [1, T, Q] of a clip that is not in the batch.
+    """
     seen = model.gaze.prepare(batch)
     passes = model(batch, mode="coarse" if coarse_only else "evaluate", seen=seen)
-    n = passes[0].extracted.shape[0]
+    asked = passes[-1].queries[-1:]
     found = {"coarse": passes[0].judged_B}
     figures = health(passes[-1]) | parts(passes[0], "coarse")
     if coarse_only:
-        return found, figures, n
+        return found, figures, asked
     found["fine"] = passes[-1].judged_B
     figures |= parts(passes[-1], "fine")
-    for control in CONTROLS:
-        if control != "shuffled" or n > 1:
-            found[control] = model(batch, mode="evaluate", queries=control, seen=seen)[-1].judged_B
-    # Alone in its batch a clip has no other's queries; its own random ones stand in.
-    found.setdefault("shuffled", found["random"])
+    found["random"] = _looked_with(model, batch, "random", seen)
+    shuffled: Control | Tensor | None = others if len(found["fine"]) == 1 else "shuffled"
+    if shuffled is not None:
+        found["shuffled"] = _looked_with(model, batch, shuffled, seen)
     found["autoregressive"] = model(batch, mode="autoregressive", seen=seen)[0].judged_B
     found["text"] = model(batch, mode="text")[0].judged_B
-    return found, figures, n
+    return found, figures, asked
+
+
+def _looked_with(model: Any, batch: Any, queries: Control | Tensor, seen: Any = None) -> Tensor:
+    """Losses of each clip, with other queries in the last pass."""
+    judged: Tensor = model(batch, mode="evaluate", queries=queries, seen=seen)[-1].judged_B
+    return judged
 
 
 def _parts(batch: Any, rows: int | None) -> Iterator[Any]:
@@ -128,9 +155,9 @@ def _parts(batch: Any, rows: int | None) -> Iterator[Any]:
 def _compared(each: Mapping[str, Any]) -> dict[str, float]:
     ratio, low, high = ratio_of(each["coarse"], each["fine"])
     told = {"ratio": ratio, "ratio_low": low, "ratio_high": high, "improvement_pct": 100 * (ratio - 1)}
-    for control in CONTROLS:
-        told[f"ratio_{control}"] = ratio_of(each["coarse"], each[control])[0]
-    told["ratio_autoregressive"] = ratio_of(each["coarse"], each["autoregressive"])[0]
+    for control in (*CONTROLS, "autoregressive"):
+        if control in each:
+            told[f"ratio_{control}"] = ratio_of(each["coarse"], each[control])[0]
     return told
 
 
@@ -159,7 +186,8 @@ def verdict(ratio: float, low: float, high: float, controls: Mapping[str, float]
     >>> verdict(1.22, 1.18, 1.26, {"random": 1.21})
     'not shown: ratio 1.220 (1.180 to 1.260), and random queries give 1.210; below 1.02 is expected'
     """
-    figures = f"ratio {ratio:.3f} ({low:.3f} to {high:.3f})"
+    digits = _digits(ratio)
+    figures = f"ratio {ratio:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
     if not low > 1 or abs(ratio - 1) < STUCK:  # also where it is no number
         return f"not shown: {figures}"
     if why := _without_choice(ratio, controls or {}):
@@ -167,6 +195,11 @@ def verdict(ratio: float, low: float, high: float, controls: Mapping[str, float]
     if ratio > 1.15:
         return f"very promising: {figures}"
     return f"{'proof of concept' if ratio >= 1.05 else 'a little better, below the 1.05 aimed at'}: {figures}"
+
+
+def _digits(ratio: float) -> int:
+    """So many that a ratio near 1 is told from 1."""
+    return 4 if abs(ratio - 1) < STUCK else 3
 
 
 def _without_choice(ratio: float, controls: Mapping[str, float]) -> str:
@@ -184,14 +217,15 @@ def _controls(figures: Mapping[str, float]) -> dict[str, float]:
     return {name: figures[f"ratio_{name}"] for name in CONTROLS if f"ratio_{name}" in figures}
 
 
-def alarms(figures: Mapping[str, float]) -> list[str]:
-    """What should make a person look, in sentences."""
+def alarms(figures: Mapping[str, float], *, warming: bool = False) -> list[str]:
+    """What should make a person look, in sentences. warming: so early that a ratio of 1 is usual."""
     found = []
     if not all(math.isfinite(figures[name]) for name in ("ratio", "entropy") if name in figures):
         found.append("losses or attention are no numbers: the model is broken")
     ratio = figures.get("ratio", math.nan)
     if abs(ratio - 1) < STUCK:
-        found.append(f"the ratio is {ratio:.4f}: the fine pass tells nothing that the coarse one did not")
+        stuck = f"the ratio is {ratio:.4f}: the fine pass tells nothing that the coarse one did not"
+        found += [] if warming else [stuck]
     elif ratio > 1 and (why := _without_choice(ratio, _controls(figures))):
         found.append(f"{why}: what the fine pass gains does not come from where it looks")
     if figures["entropy"] > 1 - UNIFORM:
@@ -202,14 +236,28 @@ def alarms(figures: Mapping[str, float]) -> list[str]:
     return found
 
 
-def say(figures: Mapping[str, float]) -> None:
-    """The verdict and the alarms, where a person sees them; of a coarse pass alone only the alarms."""
-    if "ratio" in figures:
-        controlled = _controls(figures)
-        told = verdict(figures["ratio"], figures["ratio_low"], figures["ratio_high"], controlled)
-        if figures.get("clips") == 1:
-            told = f"not shown: ratio {figures['ratio']:.3f} of one clip, and of one there is no interval"
-        controls = ", ".join(f"{name} queries {found:.3f}" for name, found in controlled.items())
-        log.warning("foveated: %s. Controls: %s.", told, controls)
-    for alarm in alarms(figures):
-        log.warning("foveated: %s.", alarm)
+def lines(figures: Mapping[str, float], *, warming: bool = False) -> list[str]:
+    """The verdict and the alarms of an evaluation; of a coarse pass alone only the alarms."""
+    told = [f"{_verdict_of(figures)}. {_controls_told(figures)}"] if "ratio" in figures else []
+    return told + [f"warning: {alarm}." for alarm in alarms(figures, warming=warming)]
+
+
+def _verdict_of(figures: Mapping[str, float]) -> str:
+    ratio = figures["ratio"]
+    if figures.get("clips") == 1:
+        return f"not shown: ratio {ratio:.{_digits(ratio)}f} of one clip, and of one there is no interval"
+    return verdict(ratio, figures["ratio_low"], figures["ratio_high"], _controls(figures))
+
+
+def _controls_told(figures: Mapping[str, float]) -> str:
+    controlled = _controls(figures)
+    told = ", ".join(f"{name} queries {found:.3f}" for name, found in controlled.items())
+    if "shuffled" not in controlled:
+        told += "; shuffled queries were not tried, for want of another clip"
+    return f"Controls: {told}."
+
+
+def say(figures: Mapping[str, float], *, warming: bool = False) -> None:
+    """What an evaluation comes to, where a person sees it."""
+    for line in lines(figures, warming=warming):
+        log.warning("foveated: %s", line)

@@ -90,7 +90,7 @@ class Foveated(nn.Module):
         batch: Mapping[str, Any],
         *,
         mode: Mode = "train",
-        queries: Control | None = None,
+        queries: Control | Tensor | None = None,
         seed: int = 0,
         seen: Any = None,
     ) -> Passes:
@@ -100,7 +100,8 @@ class Foveated(nn.Module):
         "look", no losses, for clips without captions; "coarse", that pass alone; "autoregressive",
         frame by frame, one pass; "text", captions with nothing seen.
         queries: a control for the last fine pass. "random": normal ones as large as those asked for, drawn by
-        `seed` and the clip's key; "coarse": the static query; "shuffled": those of the batch's next clip.
+        `seed` and the clip's key; "coarse": the static query; "shuffled": those of the batch's next clip; or
+        the queries themselves, [B, T, Q].
         seen: what `gaze.prepare(batch)` gave, where it is at hand.
         """
         _refuse_unknown(mode, queries, fine=self.fine_iterations > 0)
@@ -264,7 +265,11 @@ class Foveated(nn.Module):
             reconstruct = reconstruct_loss(self.head, targets.latents, hidden)
         return Pass(queries, extracted, attention, hidden, caption, reconstruct)
 
-    def _instead(self, control: Control, asked: Tensor, batch: Mapping[str, Any], seed: int) -> Tensor:
+    def _instead(
+        self, control: Control | Tensor, asked: Tensor, batch: Mapping[str, Any], seed: int
+    ) -> Tensor:
+        if isinstance(control, Tensor):
+            return control
         if control == "coarse":
             return self.static.expand_as(asked)
         if control == "shuffled":
@@ -312,15 +317,16 @@ def _forgetful() -> Any:
     return Forgetful
 
 
-def _refuse_unknown(mode: str, queries: str | None, *, fine: bool) -> None:
+def _refuse_unknown(mode: str, queries: str | Tensor | None, *, fine: bool) -> None:
     problems = []
     if mode not in get_args(Mode):
         problems.append(f"mode is {mode!r}; one of {', '.join(get_args(Mode))}")
-    if queries is not None and queries not in get_args(Control):
-        problems.append(f"queries is {queries!r}; None, {', '.join(get_args(Control))}")
+    named = f"{list(queries.shape)}" if isinstance(queries, Tensor) else repr(queries)
+    if isinstance(queries, str) and queries not in get_args(Control):
+        problems.append(f"queries is {named}; None, {', '.join(get_args(Control))}, or a tensor of them")
     if queries is not None and (not fine or mode not in ("train", "evaluate", "look")):
         none = f"mode={mode!r}" if fine else "fine_iterations=0"
-        problems.append(f"queries={queries!r} replaces those of the last fine pass; {none} has none")
+        problems.append(f"queries={named} replaces those of the last fine pass; {none} has none")
     if problems:
         raise UsageError("Foveated cannot run this:", problems=problems)
 

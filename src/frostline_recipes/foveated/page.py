@@ -31,11 +31,11 @@ class Shown:
     """For each pass: entropy, peak, on_target, …"""
 
 
-def page(title: str, shown: Sequence[Shown], *, about: str = "", curves: str = "") -> str:
-    """The whole page."""
+def page(title: str, shown: Sequence[Shown], *, about: Sequence[str] = (), curves: str = "") -> str:
+    """The whole page. about: paragraphs above the clips."""
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f"<p>{escape(about)}</p>" if about else "",
+        *(f"<p>{escape(text)}</p>" for text in about),
         *map(_clip, shown),
         f"<h2>Training</h2>{curves}" if curves else "",
     ]

@@ -17,7 +17,11 @@ from frostline_recipes.foveated import heat
 from frostline_recipes.foveated.heat import Floats, Look, Pixels
 
 _GROUND, _INK, _FAINT = (18, 18, 22), (232, 232, 236), (150, 150, 160)
-_LEFT, _TIME, _LABEL, _GAP, _FOOT = 78, 20, 18, 6, 46
+_LEFT, _TIME, _LABEL, _GAP, _FOOT, _LINE = 78, 20, 18, 6, 46, 28
+_SCALE = 250
+"""What the scale of colours takes of the foot, with the figures at its ends."""
+_LEGEND = {"of what an even look gives a patch": 245, "strongest": 95, "target": 80}
+"""And what the words beside it take."""
 _LONGEST_S, _FASTEST = 12.0, 25
 """A film lasts at most so long, and has at most so many frames a second."""
 
@@ -43,8 +47,10 @@ def sheet(
     height = round(tile * frames.shape[2] / frames.shape[3])
     across = min(columns, n)
     block = _TIME + height + _GAP + len(shown) * (height + _LABEL + _GAP)
-    size = _LEFT + across * (tile + _GAP) + _GAP, math.ceil(n / columns) * block + _FOOT
-    picture = Image.new("RGB", size, _GROUND)
+    wide = max(_LEFT + across * (tile + _GAP) + _GAP, _LEFT + max(_LEGEND.values()))
+    legend = _legend(wide, truth is not None)
+    foot = math.ceil(n / columns) * block
+    picture = Image.new("RGB", (wide, foot + _FOOT + legend[-1][2] * _LINE), _GROUND)
     draw = ImageDraw.Draw(picture)
     for t in range(n):
         x, y = _LEFT + t % columns * (tile + _GAP), t // columns * block
@@ -62,7 +68,7 @@ def sheet(
             told = f"entropy {look.entropy[t]:.2f}  ·  peak {_times(look.peaks[t])}"
             _text(draw, (x + tile / 2, y + height + _LABEL / 2), told, size=12, ink=_FAINT, anchor="mm")
             y += height + _LABEL + _GAP
-    _foot(picture, top, size, truth is not None)
+    _foot(picture, top, foot + 16, legend)
     return picture
 
 
@@ -154,26 +160,37 @@ def _label(draw: Any, name: str, y: float) -> None:
         _text(draw, (_LEFT - 10, y + (k - (len(parts) - 1) / 2) * 17), part, anchor="rm")
 
 
-def _foot(picture: Any, top: float, size: tuple[int, int], truth: bool) -> None:
+def _legend(across: int, truth: bool) -> list[tuple[str, int, int]]:
+    """(words, x, line) beside the scale of colours; on a narrow sheet they go on in the next line."""
+    x, line, placed = _LEFT + _SCALE, 0, []
+    for words, wide in _LEGEND.items():
+        if words == "target" and not truth:
+            continue
+        if x + wide > across:
+            x, line = _LEFT, line + 1
+        placed.append((words, x, line))
+        x += wide
+    return placed
+
+
+def _foot(picture: Any, top: float, y: int, legend: Sequence[tuple[str, int, int]]) -> None:
     """The scale of colours, and what the marks mean."""
     from PIL import ImageDraw
 
-    draw = ImageDraw.Draw(picture)
-    y, wide = size[1] - _FOOT + 16, 200
+    draw, wide = ImageDraw.Draw(picture), 200
     multiples = np.broadcast_to(np.linspace(1, top, wide), (12, wide))
     _paste(picture, heat.colours(heat.share_of(multiples, top)), (_LEFT, y, wide, 12))
     _text(draw, (_LEFT - 10, y + 6), "1x", anchor="rm", ink=_FAINT)
     _text(draw, (_LEFT + wide + 10, y + 6), _times(top), anchor="lm", ink=_FAINT)
-    x = _LEFT + wide + 50
-    if size[0] < x + 500:  # a few narrow frames: no room for words
-        return
-    _text(draw, (x, y + 6), "of what an even look gives a patch", anchor="lm", ink=_FAINT)
     nothing, middle = None, np.full(2, 0.5)
-    _marks(draw, (x + 260, y - 4, 20, 20), middle, nothing)
-    _text(draw, (x + 286, y + 6), "strongest", anchor="lm", ink=_FAINT)
-    if truth:
-        _marks(draw, (x + 330, y - 64, 140, 140), nothing, middle)
-        _text(draw, (x + 420, y + 6), "target", anchor="lm", ink=_FAINT)
+    for words, x, line in legend:
+        at = y + 6 + line * _LINE
+        if words == "strongest":
+            _marks(draw, (x, at - 10, 20, 20), middle, nothing)
+        if words == "target":
+            _marks(draw, (x - 57, at - 70, 140, 140), nothing, middle)
+        beside = {"strongest": 26, "target": 33}.get(words, 0)
+        _text(draw, (x + beside, at), words, anchor="lm", ink=_FAINT)
 
 
 def _text(

@@ -81,7 +81,9 @@ def trained(pipeline: fl.Pipeline, vision: Vision, llm: str, how: Settings, *, s
         optimizer=functools.partial(
             adamw, rate=default if how.learning_rate is None else how.learning_rate
         ),
-        evaluate=functools.partial(metrics.evaluate, coarse_only=how.coarse_only, rows=how.batch_size),
+        evaluate=functools.partial(
+            metrics.evaluate, coarse_only=how.coarse_only, rows=how.batch_size, warmup_steps=how.warmup_steps
+        ),
         metric=fl.Metric("loss", better="lower", margin=0.01),
         splits=splits,
         batch_size=how.batch_size * how.grad_accum,

@@ -1,7 +1,8 @@
 """`foveated`: a video-language model that chooses where to look, from frames or from stored features.
 
 frostline train foveated --steps 2000                                   the embedded set, made on the spot
-frostline train foveated videos=clips/ captions=captions.csv encoder=dinov2-s14 llm=smollm2-135m --max-hours 2
+frostline train foveated videos=clips/ captions=captions.csv encoder=dinov2-s14 encoder_precision=bf16 \\
+    llm=smollm2-135m precision=bf16 --store stores/mine --max-hours 2
 """
 
 from __future__ import annotations
@@ -66,21 +67,39 @@ def workload(
 ) -> fl.Workload:
     """Each frame becomes one token; a coarse pass looks with one query, fine passes where the model asks.
 
-    videos:          a folder, a pattern or a list of clips; "glyphs": the embedded set, made when needed.
-    captions:        a list with them, where `videos` has none.
-    num_frames:      frames a clip that the model sees, out of `stored_frames` spread over the whole clip.
-    limit:           at most so many clips.
-    n_clips:         of the embedded set; they show `objects` glyphs, glyph_scale times their usual size, that
-                     change their colour (changes=1) and then their kind, in clip_size pixels at clip_fps.
-    encoder:         small, dinov2-s14, dinov3-s16, a folder, or a name on the hub. Likewise llm and vae.
-    attention:       shallow, over stored features; deep, through all layers of the encoder, from frames.
-    train_encoder:   the encoder learns too: frames are stored, not features.
-    fine_iterations: fine passes; 0 trains the coarse pass alone, as a control.
-    objective:       caption, reconstruct (next latents) or joint.
-    frames_a_call:   frames that a frozen network is given at once, by freezing and live alike: whole clips.
-    grad_accum:      batches of batch_size that make one update.
-    learning_rate:   default: 1e-3 for the small language model, 1e-4 for a trained one.
-    eval_every:      steps between two evaluations; none: at the end only.
+    videos:            a folder, a pattern or a list of clips; "glyphs": the embedded set, made when needed.
+    captions:          a list with them, where `videos` has none.
+    num_frames:        frames a clip that the model sees, drawn anew each epoch out of the stored ones.
+    stored_frames:     frames a clip that are decoded and stored, spread over all of it.
+    frame_size:        pixels of a frame's side; wider or higher clips are cut to a square.
+    min_s:             seconds that a clip lasts at least; shorter ones are left out.
+    max_s:             seconds that a clip lasts at most; longer ones are left out.
+    limit:             at most so many clips.
+    n_clips:           clips of the embedded set, of 24 s each.
+    objects:           glyphs in each of them.
+    glyph_scale:       times a glyph's usual size.
+    changes:           1: glyphs change their colour; 2: then their kind too.
+    clip_size:         pixels of such a clip's side.
+    clip_fps:          frames a second of such a clip.
+    encoder:           small, tiny, dinov2-s14, dinov3-s16, a folder, or a name on the hub.
+    llm:               small, tiny, smollm2-135m, a folder, or a name on the hub.
+    vae:               small, sd-vae, a folder, or a name on the hub; used where latents are predicted.
+    attention:         shallow, over stored features; deep, through all layers of the encoder, from frames.
+    train_encoder:     the encoder learns too: frames are stored, not features.
+    fine_iterations:   fine passes; 0 trains the coarse pass alone, as a control.
+    lambda_coarse:     weight of the coarse pass's loss; that of the last fine pass has 1.
+    objective:         caption, reconstruct (next latents) or joint.
+    batch_size:        clips that are trained on at once.
+    grad_accum:        batches of batch_size that make one update.
+    learning_rate:     default: 1e-3 for llm=small and tiny, 1e-4 for a trained one.
+    warmup_steps:      steps until the learning rate is reached; till then a ratio of 1 is no alarm.
+    precision:         what training computes in; tf32 and bf16 are faster on a GPU.
+    encoder_precision: what a frozen encoder computes in; with bf16 stored features take half the room.
+    compile_encoder:   run a frozen encoder through torch.compile: slow to start, faster from then on.
+    frames_a_call:     frames that a frozen network is given at once, by freezing and live alike: whole clips.
+    max_tokens:        tokens of a caption; the rest is cut off.
+    eval_every:        steps between two evaluations; none: at the end only.
+    seed:              of first weights, the order of clips and the frames that are drawn.
     """
     how = Settings(
         objective=objective, fine_iterations=fine_iterations, lambda_coarse=lambda_coarse,

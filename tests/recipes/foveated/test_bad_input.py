@@ -212,6 +212,21 @@ def test_features_of_another_encoder_are_computed_again_aloud_and_never_used(she
     assert abs(before - after).max() > 0.1
 
 
+def test_training_on_features_of_another_encoder_is_refused_and_names_their_stage(
+    shell: Shell, few: Path
+) -> None:
+    before = fl.Store.open(few)
+    told = shell.foveated(
+        "train", "--steps", "1", "--store", str(few), "--out", "other", encoder="tiny", limit=4
+    )
+    assert told.code == 1, told.told
+    assert f"The store at {few} was made from other samples, or otherwise, and is left as it is" in told.told
+    assert "features: to be computed again" in told.told
+    assert "stage features: " in told.told
+    assert "--store DIR" in told.told
+    assert fl.Store.open(few).commit == before.commit
+
+
 def test_a_batch_of_features_of_another_shape_is_refused(shell: Shell, few: Path) -> None:
     of = shell.work(encoder="seeded-dinov3")
     model = of.model.loader(*of.model.args, **of.model.kwargs)

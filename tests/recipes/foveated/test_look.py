@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 import sys
@@ -140,8 +141,9 @@ def test_a_sheet_shows_the_clip_and_every_look_at_its_place() -> None:
     shown = [one_patch(0, 0, frames=5), one_patch(3, 4, frames=5)]
     picture = sheet.sheet(frames, np.arange(5.0), shown, tile=80, columns=3)
     pixels = np.asarray(Image.open(BytesIO(sheet.png(picture))))
-    block = (pixels.shape[0] - 46) // 2
-    assert pixels.shape == (2 * block + 46, 78 + 3 * 86 + 6, 3)
+    foot = 46 + 2 * 28  # its words need three lines
+    block = (pixels.shape[0] - foot) // 2
+    assert pixels.shape == (2 * block + foot, 78 + 3 * 86 + 6, 3)
     for t in range(5):
         x, y = 78 + t % 3 * 86, t // 3 * block + 20
         assert pixels[y + 40, x + 40].tolist() == [50 * t, 0, 0]
@@ -159,6 +161,25 @@ def test_the_target_is_ringed() -> None:
     changed = np.argwhere(np.abs(plain - ringed).sum(-1)[:200] > 60)
     middle = changed.mean(0) - (106, 78)
     np.testing.assert_allclose(middle, (20, 60), atol=1.5)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 4, 5, 8])
+def test_the_marks_are_explained_however_narrow_the_sheet_is(frames: int) -> None:
+    shown = [one_patch(3, 0, frames)]
+    given = pictures(frames), np.arange(float(frames)), shown
+    truth = np.full((frames, 2), 0.5)
+    picture = sheet.sheet(*given, truth=truth)
+    placed = sheet._legend(picture.width, truth=True)
+    assert [words for words, *_ in placed] == ["of what an even look gives a patch", "strongest", "target"]
+    lines = {line for _, _, line in placed}
+    assert lines == {0} if frames >= 4 else len(lines) > 1
+    pixels = np.asarray(picture).astype(int)
+    foot = picture.height - 46 - max(lines) * 28
+    for words, x, line in placed:
+        y = foot + 16 + 6 + line * 28
+        assert np.ptp(pixels[y - 8 : y + 8, x : x + 60]) > 100, words
+    assert (pixels[foot:, -2:] == (18, 18, 22)).all(), "nothing is cut off"
+    assert "target" not in [words for words, *_ in sheet._legend(picture.width, truth=False)]
 
 
 def test_a_film_is_h264_with_a_panel_for_each_look(tmp_path: Path) -> None:
@@ -229,7 +250,7 @@ def test_the_page_holds_everything_itself_and_escapes_what_it_is_told() -> None:
         {"coarse": {"entropy": 0.5, "on_target": 0.25}, "fine 1": {"entropy": 0.25, "peak": 12.0}},
     )  # fmt: skip
     text = page.page(
-        "Look", [shown], about="runs/<mine>", curves=page.curves([{"step": 1, "loss_fine": 1.0}])
+        "Look", [shown], about=["runs/<mine>"], curves=page.curves([{"step": 1, "loss_fine": 1.0}])
     )
     tags = _parsed(text)
     assert len(tags.links) == 3
@@ -347,7 +368,10 @@ def trained(clips: Path, monkeypatch: pytest.MonkeyPatch) -> fl.Workload:
 def test_a_checkpoint_becomes_a_page_with_grid_and_film(trained: fl.Workload, tmp_path: Path) -> None:
     run_folder = tmp_path / "trained"
     (run_folder / "checkpoints" / "step-00000002").mkdir(parents=True)
-    (run_folder / "metrics.jsonl").write_text('{"step": 1, "kind": "train", "loss_fine": 2.0}\n')
+    stuck = {"ratio": 1.0, "ratio_low": 0.9, "ratio_high": 1.1, "entropy": 0.7, "ratio_random": 1.0}
+    rows = [{"kind": "train", "loss_fine": 2.0}, {"kind": "eval", **stuck}, {"kind": "train"}]
+    lines = [json.dumps({"step": 1 + k, **row}) for k, row in enumerate(rows)]
+    (run_folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     made = look.workload(checkpoint=str(run_folder / "checkpoints" / "step-00000002"), split="train", n=2)
     done = run(made, out=tmp_path / "look", device="cpu", quiet=True)
     assert done.value["clips"] == 2
@@ -361,8 +385,30 @@ def test_a_checkpoint_becomes_a_page_with_grid_and_film(trained: fl.Workload, tm
     assert len(tags.links) == 2 * 3
     assert " and then becomes a " in tags.text
     assert "loss_fine" in tags.text
+    for told in ("Coarse looks at every frame", "mass on target the share", "Entropy is 1 for an even look",
+                 "Last evaluation of the training, at step 2: not shown: ratio 1.0000 (0.9000 to 1.1000).",
+                 "Last evaluation of the training, at step 2: warning: the ratio is 1.0000"):  # fmt: skip
+        assert told in tags.text
     again = run(made, out=tmp_path / "look", device="cpu", quiet=True)
     assert (again.made, again.found) == (0, 2)
+
+
+def test_a_coarse_pass_alone_is_called_by_its_name() -> None:
+    alone = {"coarse": {"entropy": 0.5, "on_target": 0.25}}
+    assert look._means([alone]) == {"entropy_coarse": 0.5, "on_target_coarse": 0.25}
+    both = {**alone, "fine 1": {"entropy": 0.1}, "fine 2": {"entropy": 0.2}}
+    assert look._means([both]) == {"entropy_coarse": 0.5, "on_target_coarse": 0.25, "entropy_fine": 0.2}
+
+
+def test_a_run_without_an_evaluation_has_no_verdict_on_its_page() -> None:
+    assert look._evaluated([], 0) == []
+    assert look._evaluated([{"step": 1, "kind": "train", "entropy": 1.0}], 0) == []
+
+
+def test_the_page_warns_of_the_ratio_after_the_warm_up_only() -> None:
+    row = {"step": 5, "kind": "eval", "entropy": 1.0, "ratio": 1.0, "ratio_low": 0.9, "ratio_high": 1.1}
+    assert ["the ratio is" in line for line in look._evaluated([row], 5)] == [False, True, False]
+    assert ["the ratio is" in line for line in look._evaluated([row], 6)] == [False, False]
 
 
 def test_another_model_is_drawn_anew_into_the_same_folder(

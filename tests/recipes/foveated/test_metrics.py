@@ -122,7 +122,14 @@ def test_clips_are_drawn_in_pairs() -> None:
 )
 def test_what_a_ratio_is_called(figures: tuple[float, float, float], word: str) -> None:
     ratio, low, high = figures
-    assert metrics.verdict(*figures) == f"{word}: ratio {ratio:.3f} ({low:.3f} to {high:.3f})"
+    n = 4 if ratio == 1.004 else 3
+    assert metrics.verdict(*figures) == f"{word}: ratio {ratio:.{n}f} ({low:.{n}f} to {high:.{n}f})"
+
+
+def test_a_ratio_near_1_is_told_from_1() -> None:
+    assert metrics.verdict(1.0001, 0.9998, 1.0004) == "not shown: ratio 1.0001 (0.9998 to 1.0004)"
+    one = {"ratio": 1.0001, "ratio_low": 1.0001, "ratio_high": 1.0001, "entropy": 0.5, "clips": 1.0}
+    assert metrics.lines(one)[0].startswith("not shown: ratio 1.0001 of one clip")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +154,8 @@ def test_what_a_control_gains_as_well_is_not_shown_and_an_alarm(
     first, *alarms = [record.getMessage() for record in caplog.records]
     if why:
         assert first.startswith(f"foveated: not shown: ratio 1.200 (1.100 to 1.300), and {why}. Controls: ")
-        assert alarms == [f"foveated: {why}: what the fine pass gains does not come from where it looks."]
+        gained = "what the fine pass gains does not come from where it looks"
+        assert alarms == [f"foveated: warning: {why}: {gained}."]
     else:
         assert first.startswith("foveated: very promising: ")
         assert alarms == []
@@ -170,6 +178,22 @@ def test_alarms_are_raised_at_their_borders_and_not_beside_them() -> None:
     assert found(1.2, 0.991) == ["is"]
     assert found(1.2, 0.989) == []
     assert found(1.0, 1.0) == ["ratio", "is"]
+
+
+@pytest.mark.parametrize(("step", "alarmed"), [(None, True), (0, False), (4, False), (5, True), (6, True)])
+def test_a_ratio_of_1_is_an_alarm_from_the_end_of_the_warm_up(
+    blind: Foveated, step: int | None, alarmed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "frostline"):
+        metrics.evaluate(blind, [batch(4)], warmup_steps=5, step=step)
+    assert ("warning: the ratio is 1.0000" in caplog.text) == alarmed
+    assert "not shown: ratio 1.0000" in caplog.text, "the verdict stays"
+    assert "warning: attention is uniform" in caplog.text, "at any time"
+
+
+def test_a_ratio_of_1_in_the_warm_up_is_no_other_alarm_either() -> None:
+    figures = {"ratio": 1.001, "entropy": 0.5, "ratio_random": 1.1, "ratio_shuffled": 1.1}
+    assert metrics.alarms(figures, warming=True) == []
 
 
 # in training and evaluation
@@ -250,9 +274,32 @@ def test_what_is_no_number_shows_nothing_and_is_an_alarm() -> None:
     ]
 
 
-def test_a_clip_alone_in_its_batch_is_evaluated_too(model: Foveated) -> None:
-    told = metrics.evaluate(model, [batch(3), batch(1, seed=1)])
+@pytest.mark.parametrize("sizes", [(3, 1), (1, 3), (1, 1, 1), (1, 1)])
+@torch.no_grad()
+def test_a_clip_alone_in_its_batch_gets_the_queries_of_its_neighbour(
+    model: Foveated, sizes: tuple[int, ...]
+) -> None:
+    """Of the clip before; the first of all, of the one after."""
+    feed = [batch(n, seed=k) for k, n in enumerate(sizes)]
+    asked = [model(one, mode="evaluate")[-1].queries[-1:] for one in feed]
+    expected = []
+    for k, one in enumerate(feed):
+        queries = "shuffled" if one.n_rows > 1 else asked[k - 1 if k else 1]
+        expected += [*model(one, mode="evaluate", queries=queries)[-1].judged_B]
+    each, _ = metrics.by_clip(model, feed)
+    assert each["shuffled"] == pytest.approx(torch.stack(expected).numpy(), rel=1e-5)
+    assert not np.isclose(each["shuffled"], each["random"], rtol=1e-6).any()
+    assert not np.isclose(each["shuffled"], each["fine"], rtol=1e-6).any()
+    told = metrics.evaluate(model, feed)
+    assert told["loss_shuffled"] == pytest.approx(float(torch.stack(expected).mean()), rel=1e-5)
     assert all(math.isfinite(value) for value in told.values())
+
+
+def test_a_batch_evaluated_clip_by_clip_is_shuffled_too(model: Foveated) -> None:
+    """As with batch_size=1 and grad_accum=4."""
+    told = metrics.evaluate(model, [batch(4)], rows=1)
+    assert told["loss_shuffled"] != pytest.approx(told["loss_random"], rel=1e-6)
+    assert told["ratio_shuffled"] == pytest.approx(told["loss_coarse"] / told["loss_shuffled"])
 
 
 def test_one_clip_shows_nothing(model: Foveated, caplog: pytest.LogCaptureFixture) -> None:
@@ -260,8 +307,10 @@ def test_one_clip_shows_nothing(model: Foveated, caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING, "frostline"):
         told = metrics.evaluate(model, [batch(1)])
     assert all(math.isfinite(value) for value in told.values())
+    assert not {"loss_shuffled", "ratio_shuffled"} & told.keys(), "no other clip asks"
     assert "not shown" in caplog.text
     assert "one clip" in caplog.text
+    assert "shuffled queries were not tried, for want of another clip." in caplog.text
 
 
 @pytest.fixture
@@ -279,9 +328,9 @@ def test_a_gaze_that_chooses_nothing_is_said_aloud(blind: Any, caplog: pytest.Lo
     assert told["ratio"] == pytest.approx(1, abs=1e-6), "the same is seen in all passes"
     assert told["entropy"] == pytest.approx(1, abs=1e-6)
     said = [record.getMessage() for record in caplog.records if record.name == "frostline"]
-    assert any(line.startswith("foveated: not shown: ratio 1.000") for line in said)
-    assert any("the ratio is 1.0000: the fine pass tells nothing" in line for line in said)
-    assert any("attention is uniform (entropy 100.0 % of its most)" in line for line in said)
+    assert any(line.startswith("foveated: not shown: ratio 1.0000 (") for line in said)
+    assert any("warning: the ratio is 1.0000: the fine pass tells nothing" in line for line in said)
+    assert any("warning: attention is uniform (entropy 100.0 % of its most)" in line for line in said)
 
 
 def test_a_gaze_that_helps_raises_no_alarm(model: Foveated, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,10 +17,11 @@ import torch
 import frostline as fl
 from frostline import stages
 from frostline.fingerprint.values import value_of
+from frostline.parameters import parameters_of
 from frostline.supply import supply
 from frostline_recipes.foveated import glyphs, metrics, networks, training
 from frostline_recipes.foveated.training import caption_loss_starts_near_uniform
-from frostline_recipes.foveated.workload import features
+from frostline_recipes.foveated.workload import features, workload
 
 pytest.importorskip("av")
 pytest.importorskip("transformers")
@@ -32,9 +33,16 @@ def built(of: fl.Workload) -> Any:
     return of.model.loader(*of.model.args, **of.model.kwargs)
 
 
-def batches(of: fl.Workload, store: fl.Store | None, *, split: str = "train", train: bool = True) -> Any:
+def batches(
+    of: fl.Workload,
+    store: fl.Store | None,
+    *,
+    split: str = "train",
+    train: bool = True,
+    device: str = "cpu",
+) -> Any:
     stores = None if store is None else {"data": store}
-    return supply(of, stores, split=split, batch_size=of.batch_size, device="cpu", train=train)
+    return supply(of, stores, split=split, batch_size=of.batch_size, device=device, train=train)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +65,10 @@ def test_show_says_what_is_computed_once(shell: Shell) -> None:
     assert "❄ stored times, features, tokens" in told.told
     assert "↻ pick 8 entries of features, times, drawn each epoch (eval: spread)" in told.told
     assert "test 3, train 10, val 3 keys" in told.told
+
+
+def test_every_parameter_has_help() -> None:
+    assert [p.name for p in parameters_of(workload) if not p.help] == []
 
 
 def test_freeze_stores_every_clip_once(shell: Shell, frozen: Answer) -> None:
@@ -109,14 +121,17 @@ def test_a_checkpoint_becomes_pictures_and_a_page(shell: Shell, trained: Answer)
 # one training, whatever it is fed from
 
 
-def steps(of: fl.Workload, supplied: Any, n: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+def steps(
+    of: fl.Workload, supplied: Any, n: int, device: str = "cpu"
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     """A few steps by hand: losses and parameters."""
     torch.manual_seed(0)
-    model = built(of).train()
+    model = built(of).to(device).train()
     optimizer = of.optimizer(model)
     losses = []
     for batch in islice((b for _ in range(n) for b in supplied), n):
-        loss = of.loss(model, batch)["loss"]
+        with torch.autocast(device, torch.bfloat16, enabled=of.training["precision"] == "bf16"):
+            loss = of.loss(model, batch)["loss"]
         losses.append(loss.item())
         loss.backward()
         optimizer.step()
@@ -137,6 +152,33 @@ def test_live_stored_frames_and_stored_features_train_to_the_same_bits(
         losses, others = steps(of, batches(of, store), 4)
         assert losses == expected
         assert all(torch.equal(others[name], p) for name, p in parameters.items())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "floor"), [("fp32", 1e-4), ("bf16", 2e-3)])
+def test_on_a_gpu_they_train_to_the_same_losses_but_for_its_noise(
+    shell: Shell, tmp_path: Path, precision: str, floor: float
+) -> None:
+    """Sums there come in any order: two trainings from one store tell by how much that moves a loss.
+
+    floor: of a loss; what a chunk of another size may round apart in an encoder's features, where two
+    trainings happen to be nearer.
+    """
+    assert not torch.are_deterministic_algorithms_enabled()
+    of = shell.work(precision=precision, encoder_precision=precision)
+    how = {"device": "cuda", "quiet": True}
+    frames = fl.freeze(of, tmp_path / "frames", cut=["frames", "times", "tokens"], **how)
+    features = fl.freeze(of, tmp_path / "features", **how)
+    assert "features" not in frames.fields
+    assert "frames" not in features.fields
+    first, again, live, from_frames = (
+        np.array(steps(of, batches(of, store, device="cuda"), 4, "cuda")[0])
+        for store in (features, features, None, frames)
+    )
+    allowed = 4 * np.abs(first - again).max() + floor * first
+    assert (np.abs(live - first) <= allowed).all(), (live, first, again)
+    assert (np.abs(from_frames - first) <= allowed).all(), (from_frames, first, again)
+    assert first[-1] < first[0] - allowed[0], "it learns more than that"
 
 
 def test_frostline_train_live_equals_training_from_the_store(shell: Shell, trained: Answer) -> None:

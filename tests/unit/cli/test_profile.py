@@ -128,3 +128,15 @@ def test_what_cannot_be_profiled_is_said(
     assert status == 1
     assert words in text
     assert "Traceback" not in text
+
+
+def test_a_script_without_the_dashes_is_not_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.py").write_text(SCRIPT)
+    text, status = told(capsys, "tiny.py")
+    assert status == 1
+    assert "reached its own end" not in text
+    assert "has no function 'workload'" in text
+    assert "To profile a script: frostline profile -- python tiny.py" in " ".join(text.split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -20,8 +21,10 @@ import torch
 from safetensors import safe_open
 
 from frostline.cli.main import main
+from frostline.cli.train import _told
 from frostline.step import Step
 from frostline.trainer.checkpoint import Checkpoints, load
+from frostline.trainer.job import TrainResult
 from frostline.trainer.recorder import read_metrics
 
 NAME = "h8_train_work"
@@ -169,11 +172,26 @@ def test_a_runs_folder_holds_metrics_settings_and_checkpoints_without_a_pickle(
         assert sorted(file.keys()) == ["bias", "weight"]
 
 
+def test_a_call_ends_with_its_figures_and_says_of_which_step_they_are() -> None:
+    def told(step: int, loss: float | None, error: float | None, at: int | None) -> str:
+        figures = {} if loss is None else {"loss": loss, "lr": 0.1}
+        held_out = {} if error is None else {"error": error}
+        return _told(
+            TrainResult(Path("run"), step, 1.0, figures, held_out, None, None, torch.nn.Identity(), at)
+        )
+
+    assert told(6, None, None, None) == ""
+    assert told(6, 0.5, None, None) == ": loss 0.5"
+    assert told(6, 0.5, 2.0, 6) == ": loss 0.5 (held out: error 2)"
+    assert told(6, 0.5, 2.0, 4) == ": loss 0.5 (held out at step 4: error 2)"
+    assert told(6, None, 2.0, 4) == ": held out at step 4: error 2"
+
+
 def test_the_same_again_has_nothing_to_do(shell: Shell, done: Answer) -> None:
     before = {p: p.read_bytes() for p in (shell.folder / "done").rglob("*") if p.is_file()}
     code, out, err = shell.train("--steps", "6", "--out", "done", "--save-every", "3")
     assert code == 0
-    assert out.startswith("ok: 6 steps, ")
+    assert re.fullmatch(r"ok: 6 steps, \d\.\d\d epochs; done\n", out)  # no figures, and no colon for them
     assert "nothing to do: 6 steps are trained" in err
     assert {p: p.read_bytes() for p in (shell.folder / "done").rglob("*") if p.is_file()} == before
 
@@ -232,7 +250,8 @@ def test_out_of_time_it_saves_and_names_the_command_that_goes_on(shell: Shell, d
         code, out, _ = shell.train(*words)
         assert code == 0
         stopped, again = out.splitlines()
-        assert stopped.startswith(f"stopped (the time limit of 1e-09 h) at step {step}: ")
+        figures = "" if step == 1 else ": loss "  # a line every two steps
+        assert stopped.startswith(f"stopped (the time limit of 1e-09 h) at step {step}{figures}")
         command = again.removeprefix("Run the same again to go on: ")
         assert shlex.split(command) == ["frostline", "train", FILE, *words, "--device", "cpu"]
         assert load(shell.folder / "my runs/a").step == step
@@ -256,6 +275,13 @@ def test_a_signal_ends_it_after_the_step_in_order(
     assert weights(shell.folder / number.name) == weights(shell.folder / "done")
 
 
+@pytest.fixture
+def each_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two signals are so close together that they are one."""
+    monkeypatch.setattr("frostline.signals._SAME_S", dict.fromkeys((signal.SIGTERM, signal.SIGINT), 0.0))
+
+
+@pytest.mark.usefixtures("each_counts")
 def test_a_second_signal_ends_it_at_once_with_a_sentence(
     shell: Shell, done: Answer, signalled: Callable[..., None]
 ) -> None:
@@ -263,12 +289,23 @@ def test_a_second_signal_ends_it_at_once_with_a_sentence(
     signalled(signal.SIGINT, signal.SIGTERM)
     code, out, err = shell.train(*words)
     assert (code, out) == (130, "")
-    told = f"stopped at once: the last checkpoint is kept. To go on: frostline train {FILE} {' '.join(words)}"
-    assert err.splitlines()[-1] == f"{told} --device cpu"
+    told = f"stopped at once. To go on: frostline train {FILE} {' '.join(words)} --device cpu"
+    assert err.splitlines()[-2:] == ["the checkpoint of step 1 is kept", told]
     assert "Traceback" not in err
     assert load(shell.folder / "twice").step == 1
     assert shell.train(*words)[0] == 0
     assert weights(shell.folder / "twice") == weights(shell.folder / "done")
+
+
+@pytest.mark.usefixtures("each_counts")
+def test_a_checkpoint_is_not_promised_where_there_is_none(
+    shell: Shell, signalled: Callable[..., None]
+) -> None:
+    signalled(signal.SIGINT, signal.SIGTERM)
+    code, _, err = shell.train("--steps", "6", "--out", "none", "--live")
+    assert code == 130
+    assert err.splitlines()[-2] == "no checkpoint was written yet"
+    assert not (shell.folder / "none" / "checkpoints").exists()
 
 
 def test_a_signal_while_it_saves_for_the_time_limit_is_the_first_one(

@@ -158,7 +158,18 @@ def test_fewer_steps_than_asked_for(tmp_path: Path) -> None:
     assert ran.code == 0
     assert ran.profile is not None
     assert 0 < ran.profile.wall.count <= 20
-    assert ran.says("fewer|only|before all", "20 steps")
+    (note,) = (note for note in ran.profile.notes if "the script ended" in note)
+    assert "its own end, after 20 steps, " in note
+    assert " of the 200 steps asked for were measured; left out: the script's own lines" in note
+    assert "again and again" not in note, "there is no loader"
+
+
+def test_fewer_steps_than_the_warm_up(tmp_path: Path) -> None:
+    ran = profiled(tmp_path, MODEL + "for i in range(8): train()\n", "--warmup", "10", "--trace")
+    assert ran.profile is not None
+    ended, trace = ran.profile.notes
+    assert ended.endswith("8 steps, all of them warm-up: none of the 30 asked for was measured")
+    assert trace == "--trace was asked for, but there is no trace: the script ended before"
 
 
 def test_too_few_steps_for_a_verdict(tmp_path: Path) -> None:

@@ -29,7 +29,9 @@ CPU, GPU = Machine("cpu", 8, "2", "3"), Machine("NVIDIA H200", 8, "2", "3", busy
 
 def seen(**given: Any) -> Seen:
     rows = (Row("forward", "forward", 45, 0.45), Row("backward", "backward", 50, 0.5))
-    return Seen(**({"wall": Steps(100, 99, 101, 16), "rows": rows, "machine": CPU, "wait_ms": 0.5} | given))
+    healthy = {"wall": Steps(100, 99, 101, 16), "rows": rows, "machine": CPU, "wait_ms": 0.5,
+               "loaders": [loader(wait_ms=0.5)]}  # fmt: skip
+    return Seen(**(healthy | given))
 
 
 def module(name: str, **given: Any) -> ModuleUse:
@@ -70,6 +72,28 @@ def test_a_loader_that_cannot_keep_up() -> None:
     assert (finding.kind, finding.ms) == ("loader", 40)
     assert "75%" in finding.text
     assert "5 workers" in finding.text
+    assert "cannot keep up" in finding.title
+
+
+@pytest.mark.parametrize("needed", [None, 2])
+def test_a_loader_with_workers_enough_is_waited_for(needed: int | None) -> None:
+    assert one(seen(wait_ms=40, loaders=[loader(needed=needed)])).title == "the loader of D is waited for"
+
+
+def test_what_takes_most_comes_first_and_what_takes_no_time_last() -> None:
+    given: dict[str, Any] = {"wait_ms": 40, "loaders": [loader()], "syncs": [Sync("train.py:12", "", 1, 0.0)]}
+    repeats = [Repeat("module Net", 90, 80, 12.0), Repeat("decode PIL", 90, 80, 60.0)]
+    found = findings(seen(modules=[module("Net", calls=11, ms=30)], **given), repeats)
+    assert [finding.ms for finding in found] == [60, 40, 30, 12, None]
+
+
+def test_items_that_are_prepared_again_are_told_where_they_are_waited_for() -> None:
+    items = Repeat("items of D", 90, 80, 30.0)
+    found = findings(seen(wait_ms=40, loaders=[loader()]), [items])
+    assert [finding.kind for finding in found] == ["loader", "repeat"]
+    assert found[1].title == "items of D are prepared again"
+    assert "random augmentation must not be" in found[1].text
+    assert findings(seen(), [items]) == ()
 
 
 def test_of_two_loaders_the_one_that_is_waited_for() -> None:
@@ -173,6 +197,8 @@ def test_workers_that_share_the_steps_cores() -> None:
     assert (finding.kind, finding.ms) == ("loader", 30)
     assert findings(seen(trials=replay, loaders=[loader(wait_ms=0.5, workers=0)]), []) == ()
     assert findings(seen(trials=replay, loaders=[loader(wait_ms=0.5)], machine=GPU), []) == ()
+    short = {"replayed": Trial("replayed", 3, 3, 3)}  # of batches that differ in length
+    assert findings(seen(trials=short, loaders=[loader(wait_ms=0.5)]), []) == ()
 
 
 def test_epochs_that_begin_slowly() -> None:

@@ -55,9 +55,11 @@ def all_of(found: dict[str, Any], *prepared: dict[str, Any]) -> tuple[Repeat, ..
     return repeats.repeats(found, Spans(found), prepared, Path("/nowhere"))
 
 
-def line(*decodes: tuple[str, str, float], size: int = 0, n: int = 8, dataset: str = "D") -> dict[str, Any]:
+def line(
+    *decodes: tuple[str, str, float], size: int = 0, n: int = 8, dataset: str = "D", s: float = 0.0
+) -> dict[str, Any]:
     told = [[what, key, 0.0, seconds, size] for what, key, seconds in decodes]
-    return {"dataset": dataset, "n": n, "decodes": told}
+    return {"dataset": dataset, "n": n, "decodes": told, "s": s}
 
 
 def test_a_modules_repeats_cost_their_share_of_its_time() -> None:
@@ -233,9 +235,23 @@ def test_the_same_file_by_two_decoders_is_no_repeat() -> None:
     assert [f.repeats for f in found] == [0, 0]
 
 
-def test_items_are_told_without_a_time() -> None:
-    loader = {"dataset": "D", "samples": 64, "batches": 8, "calls": 9, "a_step": 1, "items": 70, "repeats": 6}
-    (found,) = all_of(raw(inputs=[], loaders=[loader]))
+LOADER = {"dataset": "D", "samples": 64, "batches": 8, "calls": 9, "a_step": 2, "items": 80, "repeats": 60}
+
+
+def test_items_take_what_preparing_them_does_but_for_decoding() -> None:
+    """Two batches a step of 40 ms each on average, of which a quarter is decoding; three of four again."""
+    lines = [line(("PIL", "a", 0.005), s=0.03), line(("PIL", "b", 0.015), s=0.05), line(dataset="E", s=9.0)]
+    found = {f.what: f for f in all_of(raw(inputs=[], loaders=[LOADER]), *lines)}
+    assert found["items of D"].ms == pytest.approx(2 * (40 - 10) * 0.75)
+
+
+def test_items_of_two_loaders_of_one_kind_have_no_time_of_their_own() -> None:
+    found = all_of(raw(inputs=[], loaders=[LOADER, LOADER | {"samples": 9}]), line(s=0.03))
+    assert [f.ms for f in found] == [None, None]
+
+
+def test_items_that_nobody_saw_prepared_are_told_without_a_time() -> None:
+    (found,) = all_of(raw(inputs=[], loaders=[LOADER | {"items": 70, "repeats": 6}]))
     assert (found.what, found.seen, found.repeats, found.ms) == ("items of D", 70, 6, None)
     assert "64" in found.note
 

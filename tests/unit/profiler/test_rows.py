@@ -214,6 +214,16 @@ def test_the_timeline_has_depths_workers_and_a_track_for_the_device() -> None:
     assert [(b.start, b.ms) for b in bars if b.name == "Model"] == [(1000, 1000), (1000, 3000)]
 
 
+def test_the_timeline_is_of_steps_without_an_evaluation() -> None:
+    """One stands in the first block, which passes leave out."""
+    first = spans(span("forward", 0, 90, name="Evaluated"), bounds=(99.0, 100.0, 101.0), fresh=(1, 0, 0))
+    second = spans(span("forward", 0, 0.5, name="Model"), bounds=(1.0, 2.0))
+    raws = [first._raw, second._raw]
+    both = Spans({key: [entry for raw in raws for entry in raw[key]] for key in ("blocks", "spans")})
+    assert [bar.name for bar in both.timeline([])] == ["Model"]
+    assert [bar.name for bar in first.timeline([])] == ["Evaluated"]  # there is no other
+
+
 def test_what_the_script_prepares_itself_lies_in_its_wait_for_data() -> None:
     found = spans(span("data", 0, 1), bounds=((5.0, 5.0),))
     found._raw = {**found._raw, "pid": 71}

@@ -189,6 +189,23 @@ def test_a_step_that_takes_from_two_loaders_does_not_halve_the_epoch() -> None:
     assert got.steps == pytest.approx(100, rel=0.02)
 
 
+@pytest.mark.parametrize("a_step", [1.98, 2.0])
+def test_an_evaluation_every_few_steps_is_not_what_steps_read_from(a_step: float) -> None:
+    """60 batches every 30 steps: two a step on average, and none in most."""
+    batches = {"batches": [1, 1, 61, 1], "fresh": [0, 0, 1, 0]}
+    loaders = (loader(1000, 750), loader(60, 1500, a_step))
+    found = raw(block("A", 1.0, 1.0, 9.0, 1.0, **batches), loaders=loaders)
+    assert steps.main_loader(found) is loaders[0]
+    assert steps.epoch(found, Steps(1000, 1000, 1000, 3)).steps == 1000  # type: ignore[union-attr]
+
+
+def test_a_loader_that_most_steps_read_from_comes_before_one_of_a_few() -> None:
+    """One or two batches a step, as often as not; and an evaluation of a batch now and then."""
+    loaders = (loader(1000, 750, 2.0), loader(60, 1500, 0.5))
+    assert steps.main_loader(raw(block("A", 1.0, 1.0, batches=[1, 2]), loaders=loaders)) is loaders[0]
+    assert steps.main_loader(raw(block("A", 1.0, 1.0, batches=[0, 0]), loaders=loaders[1:])) is loaders[1]
+
+
 @pytest.mark.parametrize("loaders", [(), (loader(None, 10),), (loader(10, 0, 0),)])
 def test_no_epoch_without_a_loader_that_knows_its_length(loaders: tuple[dict[str, Any], ...]) -> None:
     assert steps.epoch(raw(block("A", 1.0), loaders=loaders), Steps(1, 1, 1, 1)) is None

@@ -40,7 +40,7 @@ def seen(**given: Any) -> Seen:
     """A healthy script of 100 ms a step, on the CPU, that computes; but for what is given."""
     healthy: dict[str, Any] = {
         "wall": Steps(100, 99, 101, 16), "machine": CPU, "wait_ms": 0.5,
-        "rows": rows(forward=40, backward=50, optimizer=8, other=2),
+        "rows": rows(forward=40, backward=50, optimizer=8, other=2), "loaders": [loader(wait_ms=0.5)],
     }  # fmt: skip
     return Seen(**(healthy | given))
 
@@ -412,8 +412,66 @@ def test_without_workers_and_not_in_turns_no_more_is_lost_than_is_waited_for() -
     assert bounds(found)["an infinitely fast loader"] == pytest.approx(1 / 0.7)
 
 
-def test_in_turns_all_that_a_wait_costs_counts() -> None:
-    """A core that slept for 50 ms computes more slowly afterwards: its caches are others' by then."""
-    found = seen(wait_ms=30, trials=trials(real=100, replayed=50), alone=True)
-    assert bounds(found)["an infinitely fast loader"] == pytest.approx(2)
+@pytest.mark.parametrize("replayed", [5, 50, 150])
+def test_without_workers_a_batch_unlike_the_others_does_not_count(replayed: float) -> None:
+    """Buckets of lengths: the batch that came again and again was a short one, or a long one."""
+    found = seen(wait_ms=12, trials=trials(real=100, replayed=replayed), alone=True)
+    assert verdict(found).kind == "compute-bound"
+    assert only(found).bound == pytest.approx(1 / 0.88)
+    assert only(found).why == "12.0 of 100.0 ms are waits"
     assert bounds(replace(found, wait_ms=0.5)) == {}  # no wait, no loss: the pace has changed
+
+
+def test_without_workers_on_a_gpu_the_device_may_work_meanwhile() -> None:
+    """20 of the 30 ms that the host waits are there for the device, of which the trial saves 10."""
+    found = on_gpu(0.6, wait_ms=30, idle=idle(data=20), trials=trials(real=100, replayed=90), alone=True)
+    assert bounds(found)["an infinitely fast loader"] == pytest.approx(1 / 0.9)
+    found = replace(found, trials=trials(real=100, replayed=10))
+    assert bounds(found)["an infinitely fast loader"] == pytest.approx(1 / 0.8)
+
+
+@pytest.mark.parametrize(("replayed", "left"), [(70, 0.7), (43, 0.83), (150, 0.83)])
+def test_with_workers_more_than_waits_bear_out_does_not_count(replayed: float, left: float) -> None:
+    """17 ms of waits. 30 may be gone, as workers leave their cores to the step; 57 are another batch's."""
+    found = seen(wait_ms=17, trials=trials(replayed=replayed))
+    assert only(found).bound == pytest.approx(1 / left)
+    assert ("there already" in only(found).why) == (replayed == 70)
+
+
+@pytest.mark.parametrize(("wait_ms", "told"), [(3, True), (15, False)])
+def test_data_that_are_waited_for_hold_the_step_up(wait_ms: float, told: bool) -> None:
+    found = verdict(seen(wait_ms=wait_ms))
+    assert found.kind == "compute-bound"
+    assert ("do not hold it up" in found.text) == told
+
+
+SLEEPS = {"machine": replace(CPU, busy=0.04), "rows": rows(forward=4, other=96)}
+
+
+def test_the_scripts_own_code_is_told_with_its_lines_and_what_they_take() -> None:
+    """Lines were looked at in other steps than rows: none takes more than all of them."""
+    found = seen(lines=[("train.py:7", 0.06), ("train.py:8", 0.99), ("train.py:9", 0.01)], **SLEEPS)
+    assert verdict(found).kind == "mixed"
+    assert verdict(found).text.endswith("96% of the step is the script's own code between parts that are "
+                                        "known: train.py:8, train.py:7.")  # fmt: skip
+    assert verdict(found).evidence[-2] == "train.py:8: about 96% of the step"
+    assert bounds(found) == {"train.py:8 made free": pytest.approx(25), "train.py:7 made free": 1 / 0.94}
+
+
+def test_lines_where_the_scripts_own_code_takes_little_are_no_remedy() -> None:
+    assert remedies(seen(lines=[("train.py:8", 0.1)])) == ()
+    assert "No single cause" in verdict(seen(**SLEEPS)).text  # nobody looked at lines
+
+
+@pytest.mark.parametrize("loaders", [[], [loader(wait_ms=0, batches=None)]])
+def test_without_epochs_a_frozen_module_is_stored_only_if_its_inputs_were_seen_again(loaders: Any) -> None:
+    """A replay buffer, or an endless stream."""
+    found = seen(modules=[module("Net", frozen="no_grad")], loaders=loaders, repeated={"Net": 0.0})
+    assert remedies(found) == ()
+    assert [*bounds(replace(found, repeated={"Net": 0.3}))] == ["storing what Net computes"]
+
+
+def test_half_a_batch_that_takes_longer_does_not_grow_with_the_batch() -> None:
+    found = verdict(seen(trials=trials(replayed=100, half=160), operators=10_000))
+    assert found.kind == "launch-bound"
+    assert "no less time" in found.text

@@ -125,6 +125,15 @@ def test_spans_at_the_same_time_do_not_hide_each_other():
     assert len(set(tops)) == 2
 
 
+def test_what_workers_prepare_is_not_taken_for_the_scripts_own_code(make):
+    spans = Span("worker 1", "prepare", "Photos", 0.0, 5.0), Span("host", "data", "waiting", 0.0, 5.0)
+    text = page(make(timeline=spans))
+    assert '<i class="k-prepare"></i>prepare' in text
+    assert re.search(r'<svg [^>]*><title>Photos: [^<]*</title><rect class="k-prepare"', text)
+    assert '<i class="k-other"></i>other</span></p>' not in text
+    assert ".k-prepare { fill: #" in text
+
+
 def test_odd_timelines_and_times(make):
     odd = (Span("host", "data", "none", 5.0, 0.0), Span("host", "data", "nan", float("nan"), 1.0))
     for spans in ((), odd, odd[:1]):

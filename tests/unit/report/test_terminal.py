@@ -10,6 +10,7 @@ import sys
 import pytest
 from rich.cells import cell_len
 
+from frostline.report.modules import modules
 from frostline.report.terminal import lines, show
 from frostline.results import Epoch, Finding, ModuleUse, Profile, Row, Steps, Sync
 
@@ -103,6 +104,16 @@ def test_a_row_longer_than_the_step_has_no_share(make):
     profile = make(wall=Steps(61, 60, 62, 50), rows=rows)
     assert "runs beside it" in flat(profile)
     assert not [s for s in re.findall(r"(\d+)(?:\.\d)? %", text(profile)) if int(s) > 100]
+
+
+def test_a_network_and_the_one_it_is_copied_to_are_two_lines(make):
+    sizes = {"rows": (128,), "parameters": 299_000}
+    target = ModuleUse("Net#2", "Net", 1, 2.0, **sizes)
+    nets = ModuleUse("Net#1", "Net", 1, 2.0, trainable=299_000, **sizes), target
+    rows = modules(make(modules=nets)).rows
+    assert [(row[0], row[-1]) for row in rows] == [
+        ("Net#1 (Net)", "all 299 k"), ("Net#2 (Net)", "no (none of 299 k)"),
+    ]  # fmt: skip
 
 
 def test_parts_that_are_used_alike_share_a_line_and_there_are_twelve_at_most(make):

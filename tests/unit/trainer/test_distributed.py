@@ -120,6 +120,23 @@ def test_ranks_evaluate_and_a_short_batch_leaves_one_without_rows(tmp_path: Path
     assert [line["step"] for line in lines if line["kind"] == "eval"] == [2, 4, 6]
 
 
+def test_no_thread_of_the_group_is_left_when_the_training_has_ended(tmp_path: Path) -> None:
+    """They crashed one process in fifty on its way out, after all its work was done."""
+    if not Path("/proc/self/task").is_dir():
+        pytest.skip("threads are not listed here")
+    look = """
+import atexit, os
+def threads():
+    names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+    open("threads.txt", "a").write("".join(names))
+atexit.register(threads)
+"""
+    run(tmp_path / "two", 2, "--steps", "2", work=WORK + look)
+    left = (tmp_path / "two" / "threads.txt").read_text().split("\n")
+    assert len(left) >= 2
+    assert not [name for name in left if "gloo" in name or "tcpstore" in name]
+
+
 def test_out_of_memory_on_one_rank_is_agreed_on(tmp_path: Path) -> None:
     told = run(tmp_path / "full", 2, "full=true", "--steps", "4")
     run(tmp_path / "two", 2, "--steps", "4")

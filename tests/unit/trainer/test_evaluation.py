@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,21 @@ def test_the_function_runs_in_the_steps_precision_with_the_weights_that_there_ar
     batches.close()
 
 
+@pytest.mark.parametrize("wanted", ["step", "step, of a partial", "nothing"])
+def test_a_function_that_asks_for_the_step_is_told_it(wanted: str) -> None:
+    def by_name(model: nn.Module, feed: Any, *, step: int | None = None) -> dict[str, float]:
+        return {"step": -1 if step is None else step}
+
+    def without(model: nn.Module, feed: Any) -> dict[str, float]:
+        return {"step": -2}
+
+    functions = {"step": by_name, "step, of a partial": partial(by_name), "nothing": without}
+    workload = work(evaluate=functions[wanted])
+    batches = supplied(workload)
+    assert evaluate(workload, stepped(), batches, at=7) == {"step": -2 if wanted == "nothing" else 7}
+    batches.close()
+
+
 def test_without_a_function_it_is_the_mean_over_all_rows_not_over_batches() -> None:
     step, workload = stepped(), work()
     batches = supplied(workload)
@@ -301,3 +317,18 @@ def test_the_one_asked_for_is_taken_or_refused_with_those_there_are() -> None:
 def test_splits_of_a_field_are_its_values() -> None:
     assert splits_of(work(splits="part")) == ["test", "train"]
     assert splits_of(work()) == []
+
+
+@pytest.mark.parametrize("how", [{"store": "elsewhere"}, {"live": True}])
+def test_a_checkpoint_is_evaluated_from_where_its_run_took_its_samples(
+    how: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = fl.lazy(nn.Linear, 1, 1)
+    workload = work(model=model, splits={"train": 0.5, "test": 0.5}, name="mine")
+    fl.train(workload, steps=1, out="run", device="cpu", quiet=True, **how)
+    evaluate_checkpoint(workload, "run", device="cpu", quiet=True)
+    assert not Path("stores").exists()
+    assert Path("elsewhere").exists() == ("store" in how)
+    fl.train(workload, steps=2, out="run", device="cpu", quiet=True)  # from another place, and the same run
+    assert Path("stores/mine").exists()

@@ -108,6 +108,31 @@ def test_auto_goes_on_from_the_newest_whole_checkpoint() -> None:
     assert choose("work", None, "auto", CONFIG).checkpoint == folder / CHECKPOINTS / "step-00000003"
 
 
+def damaged(folder: Path, step: int) -> Path:
+    (folder / CHECKPOINTS / f"step-{step:08d}" / "model.safetensors").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("resume", ["auto", "never", "mine"])
+def test_a_run_without_a_whole_checkpoint_is_not_begun_anew_in_its_folder(resume: str) -> None:
+    out = damaged(damaged(run("mine", 3, 7), 3), 7)
+    with pytest.raises(CheckpointError, match=r"mine holds no whole .*--resume never and another --out") as e:
+        choose("work", out, resume, CONFIG)
+    assert [problem.split(":")[0] for problem in e.value.problems] == ["step-00000003", "step-00000007"]
+    assert all("model.safetensors" in problem for problem in e.value.problems)
+
+
+def test_auto_does_not_go_on_with_such_a_run_and_says_so() -> None:
+    name = damaged(run("runs/work/2026-01-02T00-00-00", 3), 3)
+    begun = choose("work", None, "auto", CONFIG)
+    assert begun.checkpoint is None
+    assert begun.folder != name
+    assert begun.notes[0].startswith(f"passed over: {name}, no checkpoint in it is whole: step-00000003: ")
+    older = run("runs/work/2026-01-01T00-00-00", 5)
+    chosen = choose("work", None, "auto", CONFIG)
+    assert (chosen.folder, chosen.notes) == (older, begun.notes)
+
+
 def test_a_state_in_which_the_rate_fell_sends_back_to_the_one_before() -> None:
     folder = run("runs/work/a")
     save(folder, 3, label=STABLE, decaying=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,6 +74,52 @@ def test_an_evaluation_is_made_where_it_is_known_to_fit(clock: Clock) -> None:
     assert not found.may_look
     assert found.why_not_look() == "it takes 3 min, and 6 min of this call are left"
     assert Limits(None, lambda text: None).may_look
+
+
+def test_a_call_that_does_not_know_how_long_a_save_takes_makes_one_early(clock: Clock) -> None:
+    found = Limits(1.0, lambda text: None)
+    clock.now += 71
+    assert not found.wants_save
+    clock.now += 1
+    assert found.wants_save
+    found.saved(10)
+    assert not found.wants_save
+    known = Limits(1.0, lambda text: None)
+    known.know({"save": 10.0})
+    unlimited = Limits(None, lambda text: None)
+    clock.now += 3000
+    assert not known.wants_save
+    assert not unlimited.wants_save
+
+
+def test_what_is_left_for_steps_is_without_what_the_end_needs(clock: Clock) -> None:
+    found = Limits(1.0, lambda text: None)
+    found.saved(100)
+    clock.now += 450
+    assert found.left_s == 3000
+    clock.now += 3300
+    assert found.left_s == 0
+    assert Limits(None, lambda text: None).left_s is None
+
+
+def test_the_forecast_is_for_what_is_left_of_a_limit_and_has_a_date_where_it_is_another_day(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evening = 20 * 3600.0
+    times = SimpleNamespace(time=lambda: evening, localtime=time.gmtime, strftime=time.strftime)
+    monkeypatch.setattr(forecast, "time", times)
+    supply: Any = SimpleNamespace(n_batches=lambda: 100)
+
+    def told(left: int | None, limit: Limits) -> str:
+        return forecast.forecast(1.0, left, limit, supply, torch.device("cpu")).split(";")[0]
+
+    found = Limits(1.0, lambda text: None)
+    found.saved(100)
+    clock.now += 450
+    assert told(None, found) == "3,000 steps (30.0 epochs) at 1 steps/s: about 50 min, until 20:50"
+    assert told(9000, found) == told(None, found)
+    assert told(600, found).endswith("about 10 min, until 20:10")
+    assert told(5 * 3600, Limits(None, print)).endswith("about 5.0 h, until 1970-01-02 01:00")
 
 
 def test_the_next_call_knows_how_long_things_take(clock: Clock, tmp_path: Path) -> None:
@@ -159,6 +206,22 @@ def test_hours_alone_are_wsd_and_the_next_call_goes_on_from_before_the_fall(hour
     after = [line["lr"] for line in again if line["step"] == kept.step + 1]
     assert after == [pytest.approx(1e-4)]  # at the peak again, not where the fall had ended
     assert second.step > first.step
+
+
+def test_a_first_call_whose_saves_are_slow_ends_in_time(
+    hours: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(self: Checkpoints, *given: Any, **options: Any) -> Path:
+        hours.now += 3000
+        return write(self, *given, **options)
+
+    write = Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", save)
+    began = hours.now
+    result = train(hours, max_hours=6, steps=1000, training={"save_minutes": 1000})
+    assert result.stopped == "the time limit of 6 h"
+    assert hours.now - began <= 6 * 3600
+    assert result.step > 10
 
 
 def test_hours_of_a_schedule_are_counted_over_calls(hours: Clock) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import frostline as fl
-from frostline.errors import TrainStopped
+from frostline.errors import CheckpointError, TrainStopped
 from frostline.trainer import loop, meter
 from frostline.trainer.checkpoint import Checkpoints, load
 from frostline.trainer.limits import DURATIONS, Limits
@@ -147,6 +148,15 @@ def test_killed_before_the_best_is_saved_it_is_saved_by_the_next_call(
     before = os.stat(best / "checkpoint.json").st_mtime_ns
     train(workload, steps=10)
     assert os.stat(best / "checkpoint.json").st_mtime_ns == before  # once is enough
+
+
+@pytest.mark.parametrize("splits", [{"train": 0.8, "val": 0.2}, None])
+def test_the_loss_may_choose_the_best_without_an_evaluation_of_its_own(
+    here: Path, splits: dict[str, float] | None
+) -> None:
+    result = train(work(metric=fl.Metric("loss"), splits=splits), steps=4)
+    assert result.best == evaluations()[-1]["loss"]
+    assert Checkpoints(Path("run/checkpoints")).best() is not None
 
 
 # evaluations that were left
@@ -292,6 +302,93 @@ def test_keys_of_skipped_updates_survive_a_resume(here: Path) -> None:
     )  # fmt: skip
     train(workload, steps=4, training={"log_every": 100})
     with pytest.raises(
-        TrainStopped, match=r"window: step 2, keys 'k01'\. The checkpoint of step 15 is whole"
+        TrainStopped, match=r"window: step 2, keys 'k01'\. The checkpoint of step 16 is whole"
     ):
         train(workload, steps=20)
+
+
+def without_numbers(*keys: str) -> Any:
+    """A loss that is no number where a batch has one of these."""
+
+    def bad(model: nn.Module, batch: fl.Batch) -> Tensor:
+        return loss(model, batch) * (float("nan") if {*keys} & {*batch.keys_of_rows} else 1.0)
+
+    return bad
+
+
+def in_order(**options: Any) -> fl.Workload:
+    return work(splits=None, batch_size=2, order=fl.Sequential(), **options)
+
+
+def test_a_stop_by_the_guard_keeps_the_steps_before_it(here: Path) -> None:
+    settings = {"log_every": 4, "max_bad_steps": 1}
+    workload = in_order(loss=without_numbers("k09", "k13"), training=settings)
+    with pytest.raises(TrainStopped, match=r"2 of the last .* The checkpoint of step 8 is whole"):
+        train(workload, steps=10)
+    assert load(Path("run")).step == 8
+    assert [line["step"] for line in read_metrics("run") if line["kind"] == "train"] == [4, 8]
+    stopped = train(workload, steps=8)
+    whole = train(workload, steps=8, training={"max_bad_steps": 9}, out="whole")
+    assert equal(stopped, whole)
+
+
+def test_all_keys_of_skipped_updates_are_written_down_once(here: Path) -> None:
+    workload = in_order(loss=without_numbers("k03", "k07"), training={"log_every": 6})
+    train(workload, steps=3)  # a call ends between the step and the line that tells of it
+    train(workload, steps=9)
+    events = [line for line in read_metrics("run") if line["kind"] == "event"]
+    told = [(line["step"], line["what"], line["skipped_step"], json.loads(line["keys"])) for line in events]
+    assert told == [(3, "skipped", 2, ["k02", "k03"]), (6, "skipped", 4, ["k06", "k07"])]
+
+
+def test_skipped_updates_are_left_out_of_the_means(here: Path) -> None:
+    def figures(*keys: str) -> list[dict[str, Any]]:
+        out = "-".join(["run", *keys])
+        settings = {"log_every": 2, "max_bad_steps": 9}
+        train(in_order(loss=without_numbers(*keys), training=settings), steps=4, out=out)
+        return [line for line in read_metrics(out) if line["kind"] == "train"]
+
+    good, one, both = figures(), figures("k02"), figures("k00", "k02")
+    first = figures("k02", "k03")[0]
+    assert [line["bad"] for line in (good[0], one[0], both[0])] == [0, 1, 2]
+    assert one[0]["loss"] == first["loss"]
+    assert math.isfinite(one[0]["loss"])
+    assert one[0]["lr"] == good[0]["lr"]
+    assert math.isnan(both[0]["loss"])
+    assert math.isfinite(both[1]["loss"])
+
+
+# evaluations that fail
+
+
+def test_an_evaluation_that_fails_costs_no_steps(here: Path) -> None:
+    made: list[int] = []
+
+    def score(model: nn.Module, feed: Any, step: int) -> dict[str, float]:
+        made.append(step)
+        if len(made) == 2:
+            raise ZeroDivisionError("broke")
+        return {"n": 1.0}
+
+    workload = work(evaluate=score, training={"eval_every": 3})
+    with pytest.raises(ZeroDivisionError, match="broke"):
+        train(workload, steps=8)
+    assert [path.name for path in Checkpoints(Path("run/checkpoints")).all()] == ["step-00000006"]
+    again = train(workload, steps=8)
+    assert made == [3, 6, 6, 8]
+    assert equal(again, train(work(), steps=8, out="whole"))
+
+
+def test_a_save_that_fails_does_not_hide_why_it_was_needed(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def score(model: nn.Module, feed: Any) -> dict[str, float]:
+        raise ZeroDivisionError("broke")
+
+    def full(*given: Any, **options: Any) -> Path:
+        raise CheckpointError("no room")
+
+    monkeypatch.setattr(Checkpoints, "save", full)
+    with pytest.raises(ZeroDivisionError, match="broke"):
+        train(work(evaluate=score, training={"eval_every": 3}), steps=8, quiet=False)
+    assert "step 3 could not be saved: no room" in capsys.readouterr().err

@@ -70,6 +70,23 @@ def test_adding_reads_nothing_and_a_reading_is_one_transfer(reads: list[str]) ->
     assert reads == ["tolist"]
 
 
+def test_figures_whose_flag_is_up_are_left_out_without_a_look(reads: list[str]) -> None:
+    meter, plain = Meter(), Meter()
+    with NoTransfers():
+        for i, bad in enumerate([0.0, 1.0, 0.0]):
+            loss = torch.tensor(math.nan if bad else 0.1 + i)
+            meter.add({"loss": loss, "lr": float(i)}, weight=3, unless=torch.tensor(bad))
+            if not bad:
+                plain.add({"loss": loss, "lr": float(i)}, weight=3)
+    assert reads == []
+    state = meter.state()
+    assert reads == ["tolist"]
+    meter.load_state(state)
+    assert meter.read() == plain.read() | {"lr": 1.0}
+    meter.add({"loss": torch.tensor(2.0)}, unless=torch.tensor(1.0))
+    assert math.isnan(meter.read()["loss"])
+
+
 @pytest.mark.gpu
 def test_adding_does_not_synchronise_a_gpu() -> None:
     meter = Meter()

@@ -100,6 +100,26 @@ def test_the_last_line_is_not_said_twice(clock: Clock) -> None:
     assert len(out.getvalue().splitlines()) == 1
 
 
+def test_piped_a_line_that_was_held_back_comes_before_a_note(clock: Clock) -> None:
+    out = io.StringIO()
+    shown = TrainProgress(out)
+    for step in (1, 2, 3):
+        shown.line(step, 3, **FULL)
+    shown.note("step 3, held out: loss 1")
+    shown.note("done")
+    shown.end()
+    said = [line.split(" of ")[0] for line in out.getvalue().splitlines()]
+    assert said == ["step 1", "step 3", "step 3, held out: loss 1", "done"]
+
+
+def test_at_the_end_no_time_is_left(clock: Clock) -> None:
+    out = io.StringIO()
+    shown = TrainProgress(out)
+    shown.line(10_000, 10_000, **FULL)
+    assert out.getvalue().endswith("(100%) · epoch 3.41 · loss 1.234 · 812 samples/s · data wait 2% · "
+                                   "device busy 97% · 12.30 GB\n")  # fmt: skip
+
+
 def test_every_line_is_flushed_at_once(clock: Clock) -> None:
     raw = io.BytesIO()
     shown = TrainProgress(io.TextIOWrapper(raw, encoding="utf-8", line_buffering=False))
@@ -133,29 +153,47 @@ def test_on_a_terminal_the_end_leaves_the_last_line_standing(clock: Clock) -> No
     assert out.getvalue().endswith(f"\r\x1b[2K{TEXT}\n")
 
 
-@pytest.mark.parametrize("columns", [1, 3, 10, 27, 40, 80, 123, 124, 125, 500])
-def test_a_narrow_terminal_cuts_from_the_right(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, columns: int
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        (len(TEXT) + 1, TEXT),
+        (len(TEXT), TEXT.replace(" · epoch 3.41", "")),
+        (100, TEXT.replace(" · epoch 3.41", "").replace(" · device busy 97%", "")),
+        (80, "step 1,200 of 10,000 (12%) · loss 1.234 · 812 samples/s · 14 min left"),
+        (42, "step 1,200 of 10,000 (12%) · 14 min left"),
+        (30, "step 1,200 · 14 min left"),
+        (20, "14 min left"),
+        (10, "14 min l…"),
+        (3, "1…"),
+        (1, ""),
+    ],
+)
+def test_a_narrow_terminal_loses_what_matters_least_and_the_time_left_last(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, columns: int, text: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     out = Terminal()
     TrainProgress(out).line(1200, 10_000, **FULL)
-    shown = out.getvalue().removeprefix("\r\x1b[2K")
-    assert len(shown) < columns  # a full last column wraps in some terminals
-    if columns > len(TEXT):
-        assert shown == TEXT
-    else:
-        assert len(shown) >= columns - 2 or not shown
-        assert TEXT.startswith(shown.removesuffix("…"))
+    assert out.getvalue() == f"\r\x1b[2K{text}"
+    assert len(text) < columns  # a full last column wraps in some terminals
+
+
+def test_where_no_time_left_is_known_the_step_is_cut_last(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "8")
+    out = Terminal()
+    TrainProgress(out).line(1200, 10_000, **{**FULL, "left_s": None})
+    assert out.getvalue() == "\r\x1b[2Kstep 1…"
 
 
 def test_wide_letters_count_twice(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    out = Terminal()
     unknown = dict.fromkeys(["loss", "samples_per_s", "data_wait"])
-    TrainProgress(out).line(1, 2, epoch=0, **unknown, extra={"損失" * 9: 1})
-    # 38 columns; with one more letter it would be 40
-    assert out.getvalue() == "\r\x1b[2Kstep 1 of 2 (50%) · epoch 0.00 · 損失…"
+    for columns, extra in (("38", ""), ("39", " · 損失損失損失損失 1")):  # 17 columns, and 3 + 16 + 2
+        monkeypatch.setenv("COLUMNS", columns)
+        out = Terminal()
+        TrainProgress(out).line(1, 2, epoch=0, **unknown, extra={"損失" * 4: 1})
+        assert out.getvalue() == f"\r\x1b[2Kstep 1 of 2 (50%){extra}"
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
@@ -170,7 +208,7 @@ def test_the_width_is_that_of_the_terminal_itself(clock: Clock) -> None:
         TrainProgress(out).line(1200, 10_000, **FULL)
         shown = os.read(ours, 1000).decode()
     os.close(ours)
-    assert shown == "\r\x1b[2Kstep 1,200 of 10,000 (12%) ·…"
+    assert shown == "\r\x1b[2Kstep 1,200 · 14 min left"
 
 
 def test_names_from_a_workload_cannot_break_the_line(clock: Clock) -> None:

@@ -369,6 +369,7 @@ class Agent:
         self._close_block(time.perf_counter())
         for inputs in self.inputs.values():
             inputs.look()
+        self.loaders.count_items()
         self._pause_inputs()
         self.early -= 1
         if self.early >= 0 or time.perf_counter() - self.written > _WRITTEN_EVERY_S:

@@ -37,6 +37,8 @@ _SCRIPT: dict[str, Any] = {"dataset": "the script itself", "start": -1.0, "s": 0
 _PRIVATE = ("known", "kept", "steps", "now", "each", "as", "there", "made", "ending", "missed")
 _MOST_ITEMS = 4_000_000
 """Items of a data set whose numbers are remembered."""
+_MOST_UNCOUNTED = 1_000_000
+"""Items that wait to be counted; then it is done at once, as in scripts that only read."""
 _AHEAD = 8
 """Steps without a batch after which a loader that another thread reads from is none of theirs: that thread
 is now ahead of the steps, now behind."""
@@ -65,6 +67,9 @@ class Loaders:
         """[what, key, start, seconds, bytes (0: unknown)] since the last batch was prepared here."""
         self._own: list[Decoded] = []
         """Those of the script itself, between the batches of a step."""
+        self._asked: list[tuple[About, set[Any], tuple[Any, ...]]] = []
+        """Items that are not counted yet: whose, what had been asked for before, and which."""
+        self._uncounted = 0
         self._epochs = Epochs()
         self.prepared: list[dict[str, Any]] = []
         """What this process prepared itself: loaders without workers."""
@@ -269,23 +274,29 @@ class Loaders:
         return found
 
     def _items(self, iterator: Any, index: Any) -> None:
-        """Which items of a data set are asked for: exact, as they have numbers."""
+        """Which items of a data set are asked for. They are counted between the blocks of steps: thousands of
+        them a batch would be felt."""
         about = getattr(iterator, "_frostline", None)
-        if about is None or index is None:
+        if about is None or index is None or len(about["known"]) > _MOST_ITEMS:
             return
-        known: set[Any] = about["known"]
-        for item in index if isinstance(index, list | tuple) else [index]:
-            try:
-                name = item if isinstance(item, str) else operator.index(item)
-            except TypeError:  # a sampler of something else
-                return
-            if len(known) > _MOST_ITEMS:
-                return
-            about["items"] += 1
-            about["repeats"] += name in known
-            known.add(name)
+        items = tuple(index) if isinstance(index, list | tuple) else (index,)
+        self._asked.append((about, about["known"], items))
+        self._uncounted += len(items)
+        if self._uncounted > _MOST_UNCOUNTED:
+            self.count_items()
+
+    def count_items(self) -> None:
+        """Exact, as items have numbers; those of a sampler of something else are left out."""
+        asked, self._asked, self._uncounted = self._asked, [], 0
+        for about, known, items in asked:
+            names = _names(items)
+            fresh = {*names} - known
+            about["items"] += len(names)
+            about["repeats"] += len(names) - len(fresh)
+            known |= fresh
 
     def summary(self) -> list[dict[str, Any]]:
+        self.count_items()
         return [
             {n: v for n, v in about.items() if n not in _PRIVATE} | {"a_step": self._a_step(about)}
             for about in self.seen.values()
@@ -323,6 +334,20 @@ class Loaders:
 
 def _versions(batch: Any) -> list[int]:
     return [t._version for t in tensors(batch) if not t.is_inference()]
+
+
+def _names(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Items by what tells them apart; none where that is no number or string.
+
+    >>> _names((1, "a")), _names((torch.tensor(2), 3)), _names((0.5,))
+    ((1, 'a'), (2, 3), ())
+    """
+    if {*map(type, items)} <= {int, str}:
+        return items
+    try:
+        return tuple(item if isinstance(item, str) else operator.index(item) for item in items)
+    except TypeError:
+        return ()
 
 
 def _ready(about: About) -> bool:

@@ -56,6 +56,18 @@ class Use:
     """It was called in training mode, and draws numbers or goes by the whole batch then."""
 
 
+@dataclass
+class _Call:
+    """A call that is not over."""
+
+    who: int
+    began: float
+    known: bool = False
+    """A layer was called in it that says what a row is."""
+    one: torch.Size | None = None
+    """The shape of the one row that this layer was given."""
+
+
 class Modules:
     """Watches calls of all modules, between `begin` and `end`."""
 
@@ -63,7 +75,7 @@ class Modules:
         self._outermost = outermost
         self.uses: dict[int, Use] = {}
         self.steps = 0
-        self._stacks: dict[int, list[tuple[int, float]]] = {}
+        self._stacks: dict[int, list[_Call]] = {}
         self._owner = threading.get_ident()
         self._handles: list[Any] = []
 
@@ -117,7 +129,7 @@ class Modules:
             return
         thread = threading.get_ident()
         stack = self._stacks.setdefault(thread, [])
-        parent = stack[-1][0] if stack else None
+        parent = stack[-1].who if stack else None
         use = self.uses.get(id(module))
         if use is None:
             use = self.uses[id(module)] = Use(module, len(stack), len(self.uses), parent=parent)
@@ -127,18 +139,24 @@ class Modules:
         use.random = use.random or (module.training and _draws(module))
         if parent is None and thread == self._owner:
             self._outermost(module)
-        stack.append((id(module), time.perf_counter()))
+        stack.append(_Call(id(module), time.perf_counter()))
+        if (rank := _rank(module)) is not None:
+            one = _one_row(args, rank)
+            for call in stack:
+                if not call.known:
+                    call.known, call.one = True, one
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if in_worker():
             return
         stack = self._stacks.get(threading.get_ident(), [])
         while stack:
-            who, began = stack.pop()
-            if who == id(module):
-                use = self.uses[who]
-                use.seconds += time.perf_counter() - began
-                use.rows[n_rows(args) or n_rows(output)] += 1
+            call = stack.pop()
+            if call.who == id(module):
+                use = self.uses[call.who]
+                use.seconds += time.perf_counter() - call.began
+                alone = call.one is not None and _shape(args) == call.one
+                use.rows[1 if alone else n_rows(args) or n_rows(output)] += 1
                 given = first_tensor(output)
                 size = 0 if given is None else given.numel() * given.element_size()
                 use.out_bytes = 0.0 if given is None else size / max(1, length(given))
@@ -277,17 +295,23 @@ class Modules:
         why = {id(use.module): reason for use, reason in self.frozen() if id(use.module) not in moved}
         for key in moved:
             self.uses[key].prefix = None
-        return [_told(use, why.get(id(use.module), ""), self) for use in self.called()]
+        learning = self._learning()
+        return [_told(use, why.get(id(use.module), ""), learning, self) for use in self.called()]
+
+    def _learning(self) -> set[int]:
+        """The parameters that calls give gradients to: none of a target network, which is copied to."""
+        loud = [use for use in self.uses.values() if use.quiet < use.calls]
+        return {id(p) for use in loud for p in use.module.parameters() if p.requires_grad}
 
 
-def _told(use: Use, frozen: str, modules: Modules) -> dict[str, Any]:
+def _told(use: Use, frozen: str, learning: Collection[int], modules: Modules) -> dict[str, Any]:
     parameters = [*use.module.parameters()]
     prefix = modules.uses[id(use.prefix)].name if use.prefix is not None else ""
     return {
         "name": use.name, "kind": _kind(use.module), "depth": use.depth, "calls": use.calls,
         "steps": modules.steps, "rows": [rows for rows, _ in use.rows.most_common(4)], "frozen": frozen,
         "parameters": sum(p.numel() for p in parameters), "compiled": is_compiled(use.module),
-        "trainable": sum(p.numel() for p in parameters if p.requires_grad), "prefix": prefix,
+        "trainable": sum(p.numel() for p in parameters if id(p) in learning), "prefix": prefix,
         "seconds": use.seconds, "quiet": use.quiet, "out_bytes": use.out_bytes,
     }  # fmt: skip
 
@@ -299,6 +323,31 @@ def in_worker() -> bool:
 
 def is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _rank(module: nn.Module) -> int | None:
+    """Dimensions of one row of what a layer takes; None where it does not say."""
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return len(module.kernel_size) + 1
+    return 1 if isinstance(module, nn.Linear) else None
+
+
+def _one_row(args: Any, rank: int) -> torch.Size | None:
+    """The shape of the one row that a layer is given; None where it is given several.
+
+    >>> _one_row((torch.ones(3, 8, 8),), 3), _one_row((torch.ones(1, 3, 8, 8),), 3)
+    (torch.Size([3, 8, 8]), torch.Size([3, 8, 8]))
+    >>> _one_row((torch.ones(2, 3, 8, 8),), 3)
+    """
+    shape = _shape(args) or torch.Size()
+    if len(shape) == rank + 1 and shape[0] == 1:
+        return torch.Size(shape[1:])
+    return torch.Size(shape) if len(shape) == rank else None
+
+
+def _shape(args: Any) -> torch.Size | None:
+    given = first_tensor(args)
+    return None if given is None or given.is_nested else given.shape
 
 
 def _owns(module: nn.Module) -> bool:

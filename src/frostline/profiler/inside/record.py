@@ -18,7 +18,8 @@ def write(agent: Any, how: str) -> None:
     known = {
         "pid": agent.pid, "rank": ranks()[0], "world": ranks()[1], "ended": how,
         "argv": sys.argv, "boundary": agent.boundary_name, "steps": agent.n + agent.starts.missed,
-        "asked": agent.asked or "all", "warmup": agent.warmup,
+        "asked": agent.settings["steps"], "trace": agent.settings["trace"], "left": _left(agent),
+        "warmup": agent.warmup,
         "blocks": agent.blocks, "modules": _modules(agent), "inputs": _inputs(agent),
         "loaders": agent.loaders.summary(), "prepared": agent.loaders.prepared, "notes": agent.notes,
         "device": _device(), "torch": torch.__version__, "python": platform.python_version(),
@@ -29,6 +30,12 @@ def write(agent: Any, how: str) -> None:
     aside = path.with_suffix(".part")
     aside.write_text(json.dumps(known), encoding="utf-8")
     aside.replace(path)
+
+
+def _left(agent: Any) -> list[str]:
+    """Phases that were planned, and are not over."""
+    blocks = [block for block in (agent.block, *agent.queue) if block is not None]
+    return [*dict.fromkeys(block.phase for block in blocks)]
 
 
 def ranks() -> tuple[int, int]:

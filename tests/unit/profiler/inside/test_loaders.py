@@ -121,6 +121,53 @@ def test_numpys_numbers_are_numbers(loaders: Loaders) -> None:
     assert about(loaders)["items"] == 10
 
 
+class Place:
+    """An item's number that knows how often it was looked at."""
+
+    looks = 0
+
+    def __index__(self) -> int:
+        Place.looks += 1
+        return 3
+
+
+def test_items_are_not_looked_at_within_a_step(loaders: Loaders) -> None:
+    """Eight thousand a batch took longer than the step itself."""
+
+    class Whole(Numbers):
+        def __getitems__(self, places: list[Any]) -> list[int]:
+            return [1]
+
+    Place.looks = 0
+    list(DataLoader(Whole(), batch_sampler=2 * [[Place(), Place()]]))
+    assert Place.looks == 0
+    loaders.count_items()
+    assert (Place.looks, about(loaders)["items"], about(loaders)["repeats"]) == (4, 4, 3)
+
+
+def test_a_sampler_may_use_its_list_again(loaders: Loaders) -> None:
+    class Reusing:
+        def __iter__(self) -> Iterator[list[int]]:
+            held = [0, 0]
+            for k in range(4):
+                held[:] = 2 * k, 2 * k + 1
+                yield held
+
+    list(DataLoader(Numbers(), batch_sampler=Reusing()))  # type: ignore[arg-type]
+    assert (about(loaders)["items"], about(loaders)["repeats"]) == (8, 0)
+
+
+def test_a_script_that_only_reads_does_not_fill_the_memory(
+    loaders: Loaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frostline.profiler.inside.loaders._MOST_UNCOUNTED", 20)
+    loader = DataLoader(Numbers(10), batch_size=4)
+    for _ in range(10):
+        list(loader)
+        assert loaders._uncounted <= 20
+    assert (about(loaders)["items"], about(loaders)["repeats"]) == (100, 90)
+
+
 def test_a_stream_has_no_items_and_no_length(loaders: Loaders, told: Told) -> None:
     given = torch.cat(list(DataLoader(Stream(), batch_size=4)))
     assert torch.equal(given, torch.arange(6.0))

@@ -77,6 +77,38 @@ class Net(nn.Module):
 X = torch.randn(3, 4)
 
 
+class Pictures(nn.Module):
+    """What it is given goes through `before`, and then through a convolution."""
+
+    def __init__(self, before: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        super().__init__()
+        self.before, self.conv = before, nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.conv(self.before(x)))
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "rows"),
+    [
+        (Pictures(), (3, 8, 8), 1),
+        (Pictures(), (6, 3, 8, 8), 6),
+        (Pictures(lambda x: x[None]), (3, 8, 8), 1),
+        (Pictures(lambda x: x[0]), (6, 3, 8, 8), 6),  # one after the other, inside
+        (Pictures(lambda x: x[:, None].expand(-1, 3, -1, -1)), (6, 8, 8), 6),  # grey ones
+        (nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU()), (3, 8), 1),
+        (nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 2)), (8,), 1),
+        (nn.Sequential(nn.Linear(8, 4), nn.Tanh()), (5, 8), 5),
+        (nn.Sequential(nn.Unflatten(0, (5, 1)), nn.Linear(1, 4)), (5,), 5),  # numbers
+    ],
+)
+def test_a_call_without_a_batch_dimension_is_one_row(
+    net: nn.Module, shape: tuple[int, ...], rows: int
+) -> None:
+    found = names(watched(lambda: net(torch.ones(shape))))
+    assert found[type(net).__name__].rows == {rows: 2}
+
+
 def test_calls_depth_rows_and_sizes() -> None:
     net = Net(2)
     found = names(watched(lambda: net(X)))
@@ -198,6 +230,23 @@ def test_a_trained_model_is_not_frozen_and_has_no_prefix() -> None:
     net = Net(2)
     found = watched(lambda: net(X))
     assert (frozen(found), prefix(found, "Net")) == ({}, "")
+
+
+def test_a_target_network_is_not_trained_whatever_its_parameters_ask_for() -> None:
+    """It is copied to now and then, so it is not frozen either."""
+    net = Net(2)
+    target = copy.deepcopy(net)
+    found = watched(lambda: (net(X), quietly(target)))
+    told = {each["name"]: each["trainable"] for each in found.summary(moved=[id(target)])}
+    assert (told["Net#1"], told["Net#1.head"]) == (20 + 3 * 40, 40)
+    assert (told["Net#2"], told["Net#2.head"]) == (0, 0)
+
+
+def test_parameters_that_another_call_trains_are_trained() -> None:
+    net = Net(2)
+    acting = nn.Sequential(net.embed, net.head)
+    told = {each["name"]: each["trainable"] for each in watched(lambda: (net(X), quietly(acting))).summary()}
+    assert told["Sequential"] == 20 + 40
 
 
 def test_a_model_without_trained_parameters_is_frozen_as_a_whole() -> None:

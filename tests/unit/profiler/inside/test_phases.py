@@ -55,6 +55,17 @@ def test_about_as_many_steps_are_measured_as_were_asked_for(steps: int, step_s: 
     assert abs(sum(b.steps for b in blocks if b.phase in TURNS) - steps) <= 6
 
 
+@given(Seconds, st.booleans(), st.booleans(), st.booleans())
+def test_a_script_runs_as_many_steps_as_the_docs_say(
+    step_s: float, cuda: bool, workers: bool, trace: bool
+) -> None:
+    """docs/profiling.md: so many after the warm-up, with a loader and without; more that are quick."""
+    told = {True: (120, 230, 700), False: (65, 115, 460)}
+    for replay, (least, most, quick) in told.items():
+        blocks = plan(50, step_s, cuda=cuda, replay=replay, trace=trace, workers=workers)
+        assert least <= total(blocks) <= (most if step_s >= 0.03 else quick)
+
+
 @given(Seconds)
 def test_blocks_of_quick_steps_are_longer_but_not_without_end(step_s: float) -> None:
     sizes = {b.steps for b in plan(12, step_s, cuda=False, replay=False, trace=False) if b.phase in TURNS}

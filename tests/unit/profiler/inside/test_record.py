@@ -16,6 +16,7 @@ from frostline.profiler.inside import record
 from frostline.profiler.inside.calls import Inputs
 from frostline.profiler.inside.instruments import Instruments
 from frostline.profiler.inside.modules import Modules
+from frostline.profiler.inside.phases import Block
 from frostline.profiler.reading import _modules
 from frostline.profiler.rows import Spans as Rows
 
@@ -31,7 +32,8 @@ def agent(tmp_path: Path) -> Any:
     """What `record` looks at of one."""
     return SimpleNamespace(
         pid=71, folder=tmp_path, world=1, boundary_name="SGD.step", n=9, warmup=3, blocks=[], notes=["a"],
-        modules=Modules(lambda module: None), inputs={}, swallowed=0, asked=0, instruments=Instruments(None),
+        modules=Modules(lambda module: None), inputs={}, swallowed=0, instruments=Instruments(None),
+        settings={"steps": 50, "trace": False}, block=None, queue=[],
         starts=SimpleNamespace(missed=0), loaders=SimpleNamespace(summary=list, prepared=[]),
     )  # fmt: skip
 
@@ -70,6 +72,12 @@ def test_writing_again_replaces_the_whole_file(agent: Any) -> None:
     written(agent)
     agent.n = 10
     assert written(agent)["steps"] == 10
+
+
+def test_what_was_planned_and_did_not_come_is_told(agent: Any) -> None:
+    agent.block, agent.queue = Block("B", 2), [Block("A", 2), Block("B", 2), Block("look", 2)]
+    found = written(agent)
+    assert (found["asked"], found["left"]) == (50, ["B", "A", "look"])
 
 
 def test_modules_are_told_when_all_of_them_are_known(agent: Any) -> None:
