@@ -237,6 +237,16 @@ class Made:
         return place
 
     @cached_property
+    def framed(self) -> Path:
+        """The same rows without features: who reads them has to encode."""
+        place = self.folder / "framed"
+        if not place.exists() or len(fl.Store.open(place)) < self.size.held:
+            say("freezing frames alone")
+            cut = tuple(name for name in HELD if name != "features")
+            run(self.work.data, place, Options(cut=cut, limit=self.size.held), Reporter())
+        return place
+
+    @cached_property
     def int8(self) -> Path:
         """Some rows of that store with their features in int8."""
 
@@ -747,12 +757,13 @@ def sources(made: Made, given: argparse.Namespace) -> tuple[list[Any], list[Any]
 
 def features_of(root: Path, n: int) -> Any:
     store = fl.Store.open(root)
-    return store.with_fields(["features", "times", "tokens"]).at(np.arange(min(n, len(store))))
+    return store.at(np.arange(min(n, len(store))))
 
 
 def frames_of(made: Made, n: int) -> Any:
-    store = fl.Store.open(made.held)
-    return store.with_fields(["frames", "times", "tokens"]).at(np.arange(min(n, len(store))))
+    store = fl.Store.open(made.framed)
+    assert "features" not in store.fields
+    return store.at(np.arange(min(n, len(store))))
 
 
 def first_batch(made: Made, batch: int) -> Batch:
@@ -803,6 +814,7 @@ def batch_sizes(made: Made, given: argparse.Namespace) -> tuple[list[Any], list[
             continue
         step.microbatch = None
         for batch in (batch for batch in size.batches if batch <= most):
+            read = disk_bytes()
             try:
                 with opened(batch) as batches:
                     figures = timed(step, batches, size, warm=10 if "workers" in source else 3, least=4)
@@ -813,6 +825,8 @@ def batch_sizes(made: Made, given: argparse.Namespace) -> tuple[list[Any], list[
                 break
             say(f"{source}, batch {batch}: {figures['samples_per_s']:,.1f} samples/s")
             head = {"section": "batches", "batch": batch, "source": source}
+            if "disk" in source:
+                figures["read_gb"] = (disk_bytes() - read) / 1e9  # rows that come again come from memory
             rows.append(head | figures | {"rows_a_pass": step.microbatch or ""})
             if step.microbatch:
                 say(f"memory ends: a batch of {batch} takes passes of {step.microbatch} rows")
@@ -836,10 +850,20 @@ def swept(made: Made) -> dict[str, tuple[int, Opened]]:
     def stored(root: Path, tier: str) -> Opened:
         return lambda batch: supplied(made, features_of(root, max(batch, 2 * few)), tier, batch)
 
+    def from_disk(root: Path) -> Opened:
+        def opened(batch: int) -> AbstractContextManager[Iterator[Batch]]:
+            evict(root)
+            return supplied(made, features_of(root, held), "disk", batch)
+
+        return opened
+
     return {
         "features, RAM": (held, stored(made.held, "pinned")),
         "features, device memory": (held, stored(made.held, "device")),
+        "features, disk": (held, from_disk(made.held)),
         "features int8, RAM": (held, stored(made.int8, "pinned")),
+        "features int8, device memory": (held, stored(made.int8, "device")),
+        "features int8, disk": (held, from_disk(made.int8)),
         "stored frames in RAM, live encode": (
             held, lambda batch: supplied(made, frames_of(made, max(batch, few)), "pinned", batch)
         ),

@@ -143,20 +143,19 @@ def sources(records: dict[str, dict[str, Any]]) -> str:
 
 
 def batches(records: dict[str, dict[str, Any]]) -> str:
-    """Samples/s of foveated's step by batch size."""
+    """Samples/s and memory of foveated's step by batch size."""
     found: dict[str, dict[int, Any]] = {}
     for row in _foveated(records, "batches"):
         found.setdefault(row["source"], {})[row["batch"]] = row
     sizes = sorted({size for by_size in found.values() for size in by_size})
-    lines = ["| samples/s at batch | " + " | ".join(map(str, sizes)) + " |", "|---" * (len(sizes) + 1) + "|"]
-    for source, by_size in found.items():
-        cells = [figure(by_size[n]["samples_per_s"]) if n in by_size else "" for n in sizes]
-        lines.append(f"| {source} | " + " | ".join(cells) + " |")
-    memory = [
-        f"{by_size['peak_gb']:.0f}" if (by_size := found["features, RAM"].get(n)) else "" for n in sizes
-    ]
-    lines.append("| *GB on the device, features from RAM* | " + " | ".join(memory) + " |")
-    return "\n".join(lines)
+    tables = []
+    for title, name in (("samples/s at batch", "samples_per_s"), ("GB on the device at batch", "peak_gb")):
+        lines = [f"| {title} | " + " | ".join(map(str, sizes)) + " |", "|---" * (len(sizes) + 1) + "|"]
+        for source, by_size in found.items():
+            cells = [figure(by_size[n][name]) if n in by_size else "" for n in sizes]
+            lines.append(f"| {source} | " + " | ".join(cells) + " |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
 
 
 def freezing(records: dict[str, dict[str, Any]]) -> str:

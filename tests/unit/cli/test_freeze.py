@@ -224,7 +224,10 @@ def test_a_signal_ends_it_after_the_shard(freeze, signalled, folder: Path, numbe
     assert len(fl.Store.open(folder / "stores" / NAME)) == 12
 
 
-def test_a_second_signal_ends_it_at_once_with_a_sentence(freeze, signalled, folder: Path) -> None:
+def test_a_second_signal_ends_it_at_once_with_a_sentence(
+    freeze, signalled, folder: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr("frostline.signals._SAME_S", {signal.SIGTERM: 0.0})  # however soon
     signalled(signal.SIGINT, signal.SIGTERM)
     code, out, err = freeze(f"{NAME}.py", "n=12")
     assert (code, out) == (130, "")
