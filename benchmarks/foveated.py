@@ -91,7 +91,7 @@ THEIRS = [
         ("video, decord", 6, 1.1, 8.4, 2, 100), (".pt frames", 10, 3.8, 10.7, 54, 180),
     )
 ]  # fmt: skip
-"""What the documents claim, on an RTX 4090 with other code; 001's are without a loader (FIELD_NOTES)."""
+"""What the documents claim, on an RTX 4090 with other code; 001's are without a loader."""
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Foveated(nn.Module):
         llm: a LlamaForCausalLM or alike, with `.model`, `.lm_head` and `.get_input_embeddings()`.
         caption_length: places that captions are padded to, so that shapes stay the same and nothing waits for
         the device; longer ones are cut off. None: to the longest of a batch, a look at the device's offsets.
-        token_std: of the visual tokens; 0.14 is what FIELD_NOTES found to work with SmolLM2-135M. A language
+        token_std: of the visual tokens; 0.14 works with SmolLM2-135M. A language
         model whose embeddings have another size may want another.
         """
         super().__init__()
