@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -26,7 +26,7 @@ GROUP = "frostline.recipes"
 """The entry points under which a package offers functions that return a Workload."""
 DEFAULT = "workload"
 """The function of a file or module that is taken when none is named."""
-_BINDS = ("exec", "globals", "locals", "__getattr__")
+_BINDS = ("exec", "globals", "locals", "vars", "modules", "__getattr__", "*")
 """Words of a file whose names cannot all be told by reading it."""
 
 
@@ -176,49 +176,15 @@ def _parsed(file: Path) -> ast.Module | None:
 
 
 def _may_have(tree: ast.Module, name: str) -> bool:
-    """Whether a file that is run may have a name at its top level.
+    """Whether a file that is run may have a name: not, where the word is nowhere, and none is made up.
 
-    >>> [_may_have(ast.parse(text), "work") for text in ("import a as work", "def f(): work = 1", "exec(f)")]
+    >>> [_may_have(ast.parse(text), "work") for text in ("import a as work", "def other(): pass", "exec(f)")]
     [True, False, True]
     """
-    return any(_may_bind(node, name) for node in ast.walk(tree)) or any(
-        name in _bound(node) for node in _top_level(tree)
-    )
-
-
-def _may_bind(node: ast.AST, name: str) -> bool:
-    """Whether names may come to the top level in a way that cannot be read: also within a function."""
-    match node:
-        case ast.Name(id=word) | ast.FunctionDef(name=word):
-            return word in _BINDS
-        case ast.Call(func=ast.Name(id="vars"), args=[]):
-            return True
-        case ast.Attribute(value=ast.Name(id="sys"), attr="modules"):
-            return True
-        case ast.Global(names=words):
-            return name in words
-        case ast.ImportFrom(names=[ast.alias(name="*")]):
-            return True
-    return False
-
-
-def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
-    """What is run when the file is, also within if, try, with and loops."""
-    for node in ast.iter_child_nodes(tree):
-        yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            yield from _top_level(node)
-
-
-def _bound(node: ast.AST) -> Sequence[str]:
-    match node:
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            return [node.name]
-        case ast.Name(id=name, ctx=ast.Store()):
-            return [name]
-        case ast.Import() | ast.ImportFrom():
-            return [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
-    return []
+    words = {
+        str(getattr(node, kind, "")) for node in ast.walk(tree) for kind in ("id", "name", "asname", "attr")
+    }
+    return not {word.partition(".")[0] for word in words}.isdisjoint({name, *_BINDS})
 
 
 def _written_in(tree: ast.Module) -> list[_Offer]:

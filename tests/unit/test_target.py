@@ -135,10 +135,7 @@ def test_a_function_that_is_not_there(folder: Path) -> None:
     assert "Add one: def workload" in error("h4_empty.py")
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["x = 1", "def f():\n    workload = 1", "class A:\n    workload = 1", "from a import workload as other"],
-)
+@pytest.mark.parametrize("text", ["x = 1", "'the workload'  # workload", "for workloads in (): ..."])
 def test_a_file_without_the_function_is_not_run(folder: Path, text: str) -> None:
     """It may be a script that trains for hours."""
     write(folder / "h4_script.py", f"open('ran', 'w')\n{text}")

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from frostline.profiler.verdict import (
-    MUCH,
-    STARTS,
-    Seen,
-    begins,
-    hidden,
-    often_called,
-    own_lines,
-    prefix_known,
-    shares,
-    storable,
-)
+from frostline.profiler.remedies import often_called, prefix_known, storable
+from frostline.profiler.verdict import MUCH, STARTS, Seen, begins, hidden, own_lines, shares
 from frostline.results import Finding, Repeat
 from frostline.wording import size
 

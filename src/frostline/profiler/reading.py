@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from frostline.profiler import findings, peaks, repeats, steps, verdict
+from frostline.profiler import findings, peaks, remedies, repeats, steps, verdict
 from frostline.profiler.launch import Ran
 from frostline.profiler.monitor import Sample
 from frostline.profiler.rows import Spans
@@ -80,7 +80,7 @@ def profile_of(
         attributed=_without(steps.timed(raw, "B"), spans), rows=rows, machine=machine,
         verdict=verdict.verdict(seen),
         samples=steps.a_step(raw, "rows") or None, epoch=seen.epoch,
-        warmup=raw["warmup"], cost=steps.cost(raw), remedies=verdict.remedies(seen),
+        warmup=raw["warmup"], cost=steps.cost(raw), remedies=remedies.remedies(seen),
         findings=findings.findings(seen, again), modules=tuple(seen.modules), repeats=again,
         syncs=tuple(seen.syncs), copies=tuple(seen.copies), loaders=loaders, idle=idle, trials=tuple(found),
         timeline=spans.timeline([*prepared]),

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frostline.profiler.remedies import bound, remedies
 from frostline.profiler.steps import Start
-from frostline.profiler.verdict import FEWEST, Seen, bound, remedies, verdict
+from frostline.profiler.verdict import FEWEST, Seen, verdict
 from frostline.results import (
     Copies,
     Epoch,
