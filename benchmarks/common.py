@@ -195,5 +195,7 @@ def write_results(
     }  # fmt: skip
     for folder in (RESULTS, *([also] if also else [])):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}-{device}.json").write_text(json.dumps(record, indent=1) + "\n")
+        aside = folder / f".{name}-{device}.json"  # a benchmark that is cut off leaves the last whole one
+        aside.write_text(json.dumps(record, indent=1) + "\n")
+        aside.replace(folder / f"{name}-{device}.json")
     return RESULTS / f"{name}-{device}.json"

@@ -94,6 +94,10 @@ THEIRS = [
 """What the documents claim, on an RTX 4090 with other code; 001's are without a loader."""
 
 
+Measured = tuple[list[Any], list[Any]]
+"""Rows and goals."""
+
+
 @dataclass(frozen=True)
 class Size:
     """How much is measured, and of what."""
@@ -422,7 +426,7 @@ def write_alone(made: Made, n: int) -> float:
     return STORED * n / took
 
 
-def freezing(made: Made, given: argparse.Namespace) -> tuple[list[Any], list[Any]]:
+def freezing(made: Made, given: argparse.Namespace) -> Iterator[Measured]:
     n = made.size.decoded
     decoders = Decoders(made.videos, made.size.side, n)
     chunk = STORED * next(stage.batch_size for stage in made.work.data.stages if stage.name == "features")
@@ -451,7 +455,7 @@ def freezing(made: Made, given: argparse.Namespace) -> tuple[list[Any], list[Any
             "starved": statistics.median(about.starved) if about else "",
             "before_s": statistics.median(about.before) if about else "",
         })  # fmt: skip
-    return rows, freeze_goals(rates, [*encoders])
+    yield rows, freeze_goals(rates, [*encoders])
 
 
 def freeze_goals(rates: dict[str, list[float]], encoders: list[str]) -> list[dict[str, Any]]:
@@ -716,7 +720,7 @@ def kernel_seconds(step: Step, batches: Iterator[Batch], n: int = 2) -> float:
 # --- sources ------------------------------------------------------------------------------------------
 
 
-def sources(made: Made, given: argparse.Namespace) -> tuple[list[Any], list[Any]]:
+def sources(made: Made, given: argparse.Namespace) -> Iterator[Measured]:
     size, step, rows = made.size, made.step, list[dict[str, Any]]()
 
     def add(what: str, state: str, per_video: int | str, figures: dict[str, Any]) -> None:
@@ -752,7 +756,7 @@ def sources(made: Made, given: argparse.Namespace) -> tuple[list[Any], list[Any]
         except RuntimeError as e:  # workers die where /dev/shm is too small for their batches
             say(f"{what}: {e}")
             add(what, f"failed: {str(e).splitlines()[0]:.80}", held, {})
-    return rows + more, goals
+    yield rows + more, goals
 
 
 def features_of(root: Path, n: int) -> Any:
@@ -787,7 +791,7 @@ def mean_size(folder: Path, pattern: str) -> int:
     return int(statistics.mean(path.stat().st_size for path in folder.glob(pattern)))
 
 
-def against_kept(made: Made, rounds: int) -> tuple[list[Any], list[Any]]:
+def against_kept(made: Made, rounds: int) -> Measured:
     """Features in RAM against the same step on one batch, block by block in turns."""
     size, kept = made.size, first_batch(made, made.size.batch)
     with supplied(made, features_of(made.held, 2 * size.few), "pinned", size.batch) as batches:
@@ -807,17 +811,18 @@ def against_kept(made: Made, rounds: int) -> tuple[list[Any], list[Any]]:
 # --- batches ------------------------------------------------------------------------------------------
 
 
-def batch_sizes(made: Made, given: argparse.Namespace) -> tuple[list[Any], list[Any]]:
-    size, step, rows = made.size, made.step, list[dict[str, Any]]()
-    for source, (most, opened) in swept(made).items():
+def batch_sizes(made: Made, given: argparse.Namespace) -> Iterator[Measured]:
+    """A row at a time: a sweep takes minutes, and one that is cut off keeps what it has."""
+    size, step = made.size, made.step
+    for source, opened in swept(made).items():
         if given.of and source not in given.of:
             continue
         step.microbatch = None
-        for batch in (batch for batch in size.batches if batch <= most):
+        for batch in size.batches:
             read = disk_bytes()
             try:
                 with opened(batch) as batches:
-                    figures = timed(step, batches, size, warm=10 if "workers" in source else 3, least=4)
+                    figures = timed(step, batches, size, **steps_of(source, batch))
             except RuntimeError as e:
                 if "workers" not in source:
                     raise
@@ -827,23 +832,29 @@ def batch_sizes(made: Made, given: argparse.Namespace) -> tuple[list[Any], list[
             head = {"section": "batches", "batch": batch, "source": source}
             if "disk" in source:
                 figures["read_gb"] = (disk_bytes() - read) / 1e9  # rows that come again come from memory
-            rows.append(head | figures | {"rows_a_pass": step.microbatch or ""})
+            yield [head | figures | {"rows_a_pass": step.microbatch or ""}], []
             if step.microbatch:
                 say(f"memory ends: a batch of {batch} takes passes of {step.microbatch} rows")
                 break
             if CUDA:
                 torch.cuda.empty_cache()
     step.microbatch = None
-    return rows, []
+
+
+def steps_of(source: str, batch: int) -> dict[str, int]:
+    """How many of them warm up, which uses up what was read ahead, and at least how many are timed."""
+    if source.startswith("clips") and batch > 256:  # ten seconds a batch and more, most of them spent waiting
+        return {"warm": 2, "least": 2}
+    return {"warm": 10 if "workers" in source else 3, "least": 4}
 
 
 Opened = Callable[[int], AbstractContextManager[Iterator[Batch]]]
 
 
-def swept(made: Made) -> dict[str, tuple[int, Opened]]:
-    """Sources by name: the largest batch that it has rows for, and how it is opened.
+def swept(made: Made) -> dict[str, Opened]:
+    """Sources by name: how each is opened for a batch of so many.
 
-    int8 and `.pt` have few rows, which a large batch has more than once; live clips take seconds a batch.
+    int8, `.pt` and clips have few rows, which a large batch has more than once.
     """
     few, held = made.size.few, made.size.held
 
@@ -857,40 +868,41 @@ def swept(made: Made) -> dict[str, tuple[int, Opened]]:
 
         return opened
 
+    def stored_frames(batch: int) -> AbstractContextManager[Iterator[Batch]]:
+        return supplied(made, frames_of(made, max(batch, few)), "pinned", batch)
+
     return {
-        "features, RAM": (held, stored(made.held, "pinned")),
-        "features, device memory": (held, stored(made.held, "device")),
-        "features, disk": (held, from_disk(made.held)),
-        "features int8, RAM": (held, stored(made.int8, "pinned")),
-        "features int8, device memory": (held, stored(made.int8, "device")),
-        "features int8, disk": (held, from_disk(made.int8)),
-        "stored frames in RAM, live encode": (
-            held, lambda batch: supplied(made, frames_of(made, max(batch, few)), "pinned", batch)
-        ),
-        ".pt files, DataLoader, 4 workers": (held, lambda batch: pt_loaded(made, 4, batch)),
-        "clips, live decode, live encode": (few, lambda batch: supplied(made, None, "auto", batch)),
-    }  # fmt: skip
+        "features, RAM": stored(made.held, "pinned"),
+        "features, device memory": stored(made.held, "device"),
+        "features, disk": from_disk(made.held),
+        "features int8, RAM": stored(made.int8, "pinned"),
+        "features int8, device memory": stored(made.int8, "device"),
+        "features int8, disk": from_disk(made.int8),
+        "stored frames in RAM, live encode": stored_frames,
+        ".pt files, DataLoader, 4 workers": lambda batch: pt_loaded(made, 4, batch),
+        "clips, live decode, live encode": lambda batch: supplied(made, None, "auto", batch),
+    }
 
 
 # --- the run ------------------------------------------------------------------------------------------
 
 
-Section = Callable[[Made, argparse.Namespace], tuple[list[Any], list[Any]]]
+Section = Callable[[Made, argparse.Namespace], Iterator[Measured]]
 SECTIONS: dict[str, Section] = {"freeze": freezing, "sources": sources, "batches": batch_sizes}
 
 
-def keep_others(rows: list[Any], goals: list[Any], of: list[str]) -> tuple[list[Any], list[Any]]:
-    """With the sections that were not run in front, as they were measured last. of: sources of batches."""
+def keep_others(rows: list[Any], goals: list[Any]) -> Measured:
+    """In front of them what was not measured again: other sections, and other batches of a source."""
     file = common.RESULTS / f"foveated-{device_name()}.json"
     old = json.loads(file.read_text()) if file.exists() else {"rows": [], "goals": []}
-    measured = {row["section"] for row in rows}
-    others = [goal for goal in old["goals"] if goal["goal"].split(":")[0] not in measured]
 
-    def stays(row: dict[str, Any]) -> bool:
-        swept_without = bool(of) and row["section"] == "batches" and row["source"] not in of
-        return row["section"] not in measured or swept_without
+    def place(row: dict[str, Any]) -> tuple[Any, ...]:
+        section = row["section"]
+        return (section, row["source"], row["batch"]) if section == "batches" else (section,)
 
-    return [*filter(stays, old["rows"]), *rows], others + goals
+    places, sections = {place(row) for row in rows}, {row["section"] for row in rows}
+    others = [goal for goal in old["goals"] if goal["goal"].split(":")[0] not in sections]
+    return [*(row for row in old["rows"] if place(row) not in places), *rows], others + goals
 
 
 def main() -> None:
@@ -932,19 +944,18 @@ def measure(made: Made, given: argparse.Namespace, *, small: bool) -> None:
     rows: list[Any] = [{"section": "theirs, RTX 4090", **row} for row in THEIRS]
     goals: list[Any] = []
 
-    def keep() -> None:
+    def keep(*, quiet: bool = False) -> None:
         if not small:
-            write_results(
-                "foveated", device_name(), *keep_others(rows, goals, given.of), command, also=given.also
-            )
+            kept = keep_others(rows, goals)
+            write_results("foveated", device_name(), *kept, command, also=given.also, quiet=quiet)
 
     for name in given.only or SECTIONS:
         say(f"section {name}")
-        some, reached = SECTIONS[name](made, given)
-        some = [{"commit": common.git_commit(), **row} for row in some]
-        print_table(name, some)
-        rows, goals = rows + some, goals + reached
-        keep()  # a run that is cut off keeps what it has
+        for some, reached in SECTIONS[name](made, given):
+            rows += [{"commit": common.git_commit(), **row} for row in some]
+            goals += reached
+            keep(quiet=True)  # a run that is cut off keeps what it has
+        print_table(name, [row for row in rows if row["section"] == name])
         gc.collect()
         if CUDA:
             torch.cuda.empty_cache()
