@@ -9,7 +9,8 @@ backward, step, zero_grad and nothing else. (Two models of the same make differ 
 that launches kernels all the time.) There a step may take a fifth longer than the one before it, so every
 turn also tells what it spent outside the four calls that both loops make: a loop's own time, which hardly
 varies. (Not so on the CPU: looking whether gradients are numbers brings them into the cache for the update,
-and who gives their memory back differs.)
+and who gives their memory back differs.) Both loops update with torch's fused kernel; on the CPU, where
+torch itself chooses another one for a loop by hand, a third contestant does so, too.
 
 Feed (GPU only): rows of 6 MB from a store in memory, through supply, feed and step, against the same step on
 one batch that stays on the device, 4 steps of either in turns after 2 that use up what was prepared ahead.
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import repeat
@@ -61,6 +63,7 @@ from frostline.training import Training
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 FRAMES, TOKENS, WIDTH = 16, 325, 384
+DEFAULT = "by hand, torch's default update"
 
 
 class Perceptron(nn.Module):
@@ -112,7 +115,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), 1e-5, fused=True if CUDA else None)
+    return torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
 
 
 class OneBatch:
@@ -155,8 +158,8 @@ Turn = tuple[float, float]
 """Seconds a step, and those of them that are the loop's own."""
 
 
-def make(batch: Batch, folder: Path, within: Within) -> tuple[Callable[[int], Turn], Callable[[int], Turn]]:
-    """n steps of our loop, and of the loop by hand."""
+def make(batch: Batch, folder: Path, within: Within) -> dict[str, Callable[[int], Turn]]:
+    """n steps of our loop, and of the loops by hand."""
     precision = "bf16" if CUDA else "fp32"
     model = new_model()
     data = fl.Pipeline(fl.Source.table([{"key": "a", "x": 0.0}]))
@@ -188,6 +191,13 @@ def make(batch: Batch, folder: Path, within: Within) -> tuple[Callable[[int], Tu
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
+    def by_default() -> None:
+        for group in optimizer.param_groups:
+            group["fused"] = None
+        by_hand()
+        for group in optimizer.param_groups:
+            group["fused"] = True
+
     def turn(one: Callable[[], None], n: int) -> Turn:
         within.seconds, began = 0.0, time.perf_counter()
         for _ in range(n):
@@ -197,7 +207,8 @@ def make(batch: Batch, folder: Path, within: Within) -> tuple[Callable[[int], Tu
         seconds = time.perf_counter() - began
         return seconds / n, (seconds - within.seconds) / n
 
-    return partial(turn, ours), partial(turn, by_hand)
+    loops = {"frostline": ours, "by hand": by_hand} | ({} if CUDA else {DEFAULT: by_default})
+    return {name: partial(turn, one) for name, one in loops.items()}
 
 
 def new_model() -> nn.Module:
@@ -220,20 +231,20 @@ Turns = dict[str, dict[str, list[float]]]
 
 def take_turns(rounds: int, folder: Path) -> Turns:
     within = Within()
-    ours, by_hand = make(new_batch(64), folder, within)
+    loops = make(new_batch(64), folder, within)
     n = 1 if CUDA else 20  # what launching a GPU step takes follows what else the host does
-    for loop in (ours, by_hand):
+    for loop in loops.values():
         loop(10)
     gc.collect()
     gc.freeze()  # what imports left is not looked through again in the middle of somebody's turn
-    own: dict[str, list[float]] = {"frostline": [], "by hand": []}
+    own: dict[str, list[float]] = {name: [] for name in loops}
 
-    def timed(name: str, loop: Callable[[int], Turn]) -> float:
-        seconds, rest = loop(n)
+    def timed(name: str) -> float:
+        seconds, rest = loops[name](n)
         own[name].append(rest)
         return seconds
 
-    turns = {"frostline": lambda: timed("frostline", ours), "by hand": lambda: timed("by hand", by_hand)}
+    turns = {name: partial(timed, name) for name in loops}
     with patch.object(Tensor, "backward", within.timed(Tensor.backward)):
         return {"step": interleave(turns, rounds=rounds), "own": own}
 
@@ -241,7 +252,7 @@ def take_turns(rounds: int, folder: Path) -> Turns:
 def in_processes(processes: int, rounds: int) -> Turns:
     """The turns of several processes. None gives memory back before its end: whether large blocks go back to
     the system and are asked for again in each step is chance, and takes 10 of 35 ms on two cores."""
-    found: Turns = {what: {"frostline": [], "by hand": []} for what in ("step", "own")}
+    found: Turns = {what: defaultdict(list) for what in ("step", "own")}
     keeping = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
     for _ in range(processes):
         command = [sys.executable, __file__, "--turns", "--rounds", str(rounds)]
@@ -261,8 +272,11 @@ def overhead(found: Turns) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         for name, one_by_one in values.items():
             s = spread([1000 * v for v in one_by_one])
             rows.append({"what": f"{what}, {name}", "ms": s.median, "low": s.low, "high": s.high})
-    share = [value - 1 for value in typical_ratio(step["frostline"], step["by hand"])]
-    shares = {"overhead over a loop by hand": share}
+    shares = {
+        f"overhead over a loop {name}": [value - 1 for value in typical_ratio(step["frostline"], values)]
+        for name, values in step.items()
+        if name != "frostline"
+    }
     if CUDA:
         usual = spread(step["by hand"]).median
         apart = typical_difference(own["frostline"], own["by hand"])

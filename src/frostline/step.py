@@ -191,11 +191,12 @@ class Step:
                 "each, in a tensor or as it is. Take its mean, say, or leave it out:",
                 problems=problems,
             )
-        tensors = {
-            name: value if isinstance(value, Tensor) else torch.tensor(float(value), device=self.device)
+        return {
+            name: (value if value.dim() == 0 else value.reshape(()))
+            if isinstance(value, Tensor)
+            else torch.tensor(float(value), device=self.device)
             for name, value in found.items()
         }
-        return {name: value.reshape(()) for name, value in tensors.items()}
 
     def _smaller(self, rows: int, error: BaseException | None) -> None:
         """Half as many rows a pass; all ranks do the same."""
@@ -214,6 +215,8 @@ class Step:
 
     def _add_up(self, figures: Figures, rows: int, all_rows: int) -> None:
         """Means over a rank's rows become means over all rows, of gradients and figures alike."""
+        if any(p.grad is not None and p.grad.is_sparse for p in self._update.parameters):
+            raise UsageError(_SPARSE)
         told = self._ranks.gather([[int(p.grad is not None) for p in self._update.parameters], [*figures]])
         anywhere = [any(flags) for flags in zip(*(one[0] for one in told), strict=True)]
         for parameter, has_one in zip(self._update.parameters, anywhere, strict=True):
@@ -285,6 +288,12 @@ def _is_compiling(error: BaseException) -> bool:
     """Whether it is torch.compile that failed."""
     home = type(error).__module__
     return home.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
+
+
+_SPARSE = (
+    "A parameter has a sparse gradient, and gradients of several processes are added up dense. Train on one "
+    "process, or make its embedding with sparse=False."
+)
 
 
 def _no_loss(result: Any, loss: Any) -> str:

@@ -46,8 +46,8 @@ def net(**options: Any) -> Net:
     return Net(**options)
 
 
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), 1e-2)
+def adamw(model: nn.Module, **how: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), 1e-2, **how)
 
 
 def step_of(model: nn.Module, **settings: Any) -> Step:
@@ -59,9 +59,13 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_a_step_is_the_loop_by_hand_bit_for_bit() -> None:
+@pytest.mark.parametrize(
+    ("given", "how"), [({}, {"fused": True}), ({"fused": False}, {}), ({"foreach": True}, {"foreach": True})]
+)
+def test_a_step_is_the_loop_by_hand_bit_for_bit(given: dict[str, bool], how: dict[str, bool]) -> None:
     ours, theirs = net(norm=True), net(norm=True)
-    step, by_hand = step_of(ours), adamw(theirs)
+    step = Step(ours, loss, adamw(ours, **given), training=Training())
+    by_hand = adamw(theirs, **how)
     for i in range(6):
         figures = step(batch_of(7, i))
         by_hand.zero_grad()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -127,7 +128,7 @@ def test_what_is_done_does_not_depend_on_whether_the_norm_is_wanted(kind: str, c
 def test_clipping_is_torchs_bit_for_bit(kind: str, clip: float) -> None:
     given, theirs = parameters(3, KINDS[kind]), parameters(3, KINDS[kind])
     sgd(given, clip=clip)({"loss": FINE}, NO_BUFFERS)
-    optimizer = torch.optim.SGD(theirs, 0.5)
+    optimizer = torch.optim.SGD(theirs, 0.5, fused=True)
     torch.nn.utils.clip_grad_norm_(theirs, clip)
     optimizer.step()
     assert same(given, theirs)
@@ -136,7 +137,7 @@ def test_clipping_is_torchs_bit_for_bit(kind: str, clip: float) -> None:
 def fused_sgd(given: list[nn.Parameter], **options: Any) -> Update:
     """The way a GPU goes: torch's fused kernel is told by `found_inf` whether to do anything."""
     update = Update(torch.optim.SGD(given, 0.1, fused=True, **options))
-    update._fused = True
+    update._without_a_look = True
     return update
 
 
@@ -176,6 +177,80 @@ def test_a_state_that_is_loaded_is_looked_at_again() -> None:
     assert all(torch.allclose(p, old - 0.1, atol=1e-6) for p, old in zip(given, before, strict=True))
 
 
+UPDATES: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "AdamW": partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1),
+    "Adam": partial(torch.optim.Adam, lr=0.01, amsgrad=True),
+    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
+    "Adagrad": partial(torch.optim.Adagrad, lr=0.1, lr_decay=0.01),
+}
+
+
+@pytest.mark.parametrize("make", UPDATES.values(), ids=UPDATES)
+def test_a_fused_kernel_is_as_near_to_the_truth_as_the_default_one(make: Any) -> None:
+    """Twenty updates of random gradients; the truth is float64."""
+    seed = int(torch.randint(1 << 30, ()))
+    found = {}
+    for kind, dtype, how in (("exact", torch.float64, {"foreach": False}), ("default", torch.float32, {}),
+                             ("ours", torch.float32, {})):  # fmt: skip
+        draw = torch.Generator().manual_seed(seed)
+        weight = nn.Parameter(torch.randn(65, 33, generator=draw).to(dtype))
+        optimizer = make([weight], **how)
+        update = Update(optimizer) if kind == "ours" else None
+        for _ in range(20):
+            weight.grad = torch.randn(65, 33, generator=draw).to(dtype)
+            if update is None:
+                optimizer.step()
+            else:
+                update({"loss": FINE}, NO_BUFFERS)
+        found[kind] = weight.detach().double()
+        assert optimizer.param_groups[0]["fused"] is (True if kind == "ours" else None)
+    ours, default = (float((found[kind] - found["exact"]).abs().max()) for kind in ("ours", "default"))
+    assert ours <= 2 * default + 1e-7, seed
+
+
+@pytest.mark.parametrize(
+    "how", [{"fused": False}, {"foreach": True}, {"foreach": False}, {"differentiable": True}]
+)
+def test_who_chose_a_kernel_keeps_it(how: dict[str, bool]) -> None:
+    given = parameters(7)
+    optimizer = torch.optim.AdamW(given, 0.1, **how)  # type: ignore[arg-type]
+    Update(optimizer)
+    assert not optimizer.param_groups[0].get("fused")
+
+
+def embedded(table: nn.Embedding, rows: Sequence[int]) -> Tensor:
+    found: Tensor = table(torch.tensor(rows)).square().sum()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's Adagrad
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam])
+def test_sparse_gradients_train_as_torch_trains_them(make: Any, clip: float | None) -> None:
+    """A row that was used twice is one row; clipped like dense gradients."""
+    torch.manual_seed(8)
+    start, rows = torch.randn(10, 4), [1, 3, 3, 7]
+    ours, theirs = (nn.Embedding.from_pretrained(start.clone(), freeze=False, sparse=True) for _ in "ab")
+    dense = nn.Embedding.from_pretrained(start.clone(), freeze=False)
+    update, optimizer = Update(make(ours.parameters(), lr=0.1), clip=clip), make(theirs.parameters(), lr=0.1)
+    for _ in range(3):
+        for table in (ours, theirs, dense):
+            embedded(table, rows).backward()  # type: ignore[no-untyped-call]
+        figures = update({"loss": FINE}, NO_BUFFERS, norm=True)
+        size = torch.nn.utils.get_total_norm([dense.weight.grad])  # type: ignore[list-item]
+        assert torch.allclose(figures["grad_norm"], size)
+        if clip is not None:
+            theirs.weight.grad = theirs.weight.grad.coalesce() * min(1.0, clip / (float(size) + 1e-6))  # type: ignore[union-attr]
+        optimizer.step()
+        assert torch.allclose(ours.weight, theirs.weight, rtol=1e-6)
+        optimizer.zero_grad()
+        dense.weight.data, dense.weight.grad = ours.weight.detach().clone(), None
+    before = ours.weight.detach().clone()
+    (embedded(ours, rows) * math.nan).backward()  # type: ignore[no-untyped-call]
+    assert float(update({"loss": FINE}, NO_BUFFERS)["bad"]) == 1
+    assert torch.equal(ours.weight, before)
+
+
 def test_no_gradient_at_all_is_an_error() -> None:
     with pytest.raises(UsageError, match="No parameter of the optimiser got a gradient"):
         sgd([nn.Parameter(torch.ones(2))])({"loss": FINE}, NO_BUFFERS)
@@ -184,11 +259,12 @@ def test_no_gradient_at_all_is_an_error() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("make", UPDATES.values(), ids=UPDATES)
 def test_on_a_gpu_bad_gradients_of_every_type_are_skipped_and_others_applied(
-    kind: str, clip: float | None
+    kind: str, clip: float | None, make: Any
 ) -> None:
     given = [nn.Parameter(p.detach().cuda()) for p in parameters(5, KINDS[kind])]
-    update = Update(torch.optim.AdamW(given, 0.1), clip=clip)
+    update = Update(make(given), clip=clip)
     loss = FINE.cuda()
     for value, bad in [(1.0, 0), (math.nan, 1), (math.inf, 1), (2.0, 0)]:
         for parameter in given:
