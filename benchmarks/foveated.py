@@ -902,7 +902,8 @@ def keep_others(rows: list[Any], goals: list[Any]) -> Measured:
 
     places, sections = {place(row) for row in rows}, {row["section"] for row in rows}
     others = [goal for goal in old["goals"] if goal["goal"].split(":")[0] not in sections]
-    return [*(row for row in old["rows"] if place(row) not in places), *rows], others + goals
+    together = [*(row for row in old["rows"] if place(row) not in places), *rows]
+    return sorted(together, key=place), others + goals
 
 
 def main() -> None:
