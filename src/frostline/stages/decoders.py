@@ -119,7 +119,18 @@ def _finished(frame: Any, target: Target) -> Pixels:
         interpolation=Interpolation[_SWSCALE[target.resample]] | flags,
         threads=1,
     )
-    return geometry.centred(np.rot90(rgb.to_ndarray(), quarters), target.size, target.fit)
+    # The rotation tells where a row of pixels goes; mirrored, as selfies are, its columns go the other way.
+    pixels = rgb.to_ndarray()[:: -1 if _mirrored(frame) else 1]
+    return geometry.centred(np.rot90(pixels, quarters), target.size, target.fit)
+
+
+def _mirrored(frame: Any) -> bool:
+    """Whether the file's display matrix turns a frame over: [a, b, u, c, d, v, …] with ad < bc."""
+    told = frame.side_data.get("DISPLAYMATRIX")
+    if told is None:
+        return False
+    a, b, _, c, d = np.frombuffer(told, np.int32)[:5].astype(np.float64)
+    return bool(a * d < b * c)
 
 
 def torchcodec(target: Target, choose: Choose) -> Decoded:

@@ -20,6 +20,13 @@ Times = NDArray[np.float64]
 MAX_PIXELS = 89_478_485
 """Of one frame, as for images."""
 
+CONTAINERS = (
+    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,m4v,flv,live_flv,asf,ogg,mxf,mxf_opatom,"
+    "nut,dv,rm,wtv,gxf,swf,gif,apng,ivf,yuv4mpegpipe,h261,h263,h264,hevc,vvc,av1,obu,vc1,vc1test,mjpeg,"
+    "mjpeg_2000,dirac,dnxhd,cavsvideo,wav,mp3,flac,aac"
+)
+"""What FFmpeg may take a file for. It also knows formats that are lists of other files, and draws text."""
+
 
 def cannot(path: str, what: str, advice: str) -> UsageError:
     """
@@ -119,11 +126,15 @@ def _gap(stamps: Sequence[int]) -> int:
 
 
 def open_clip(path: str) -> Any:
-    """PyAV's container of a file, for reading, also where a title is damaged (PyAV agrees since 19)."""
+    """PyAV's container of a file, for reading, also where a title is damaged (PyAV agrees since 19).
+
+    The file alone: one that names others, as a playlist does, is none.
+    """
     import av
 
     lenient = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
-    return av.open(path, **lenient)
+    alone = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
+    return av.open(path, options=alone, **lenient)
 
 
 class opened:

@@ -40,8 +40,8 @@ class Video:
 
     The frames are those nearest to N times evenly spaced from the clip's first frame to its last (N = 1: the
     one in the middle), all different. The times are those in the file. Rotation in the file's metadata is
-    applied (not by "torchcodec"). A file that cannot be decoded, is shorter than N frames or lies outside
-    min_s..max_s raises `UsageError` with its path, so that freezing quarantines it.
+    applied (not by "torchcodec"), mirroring by "pyav" alone. A file that cannot be decoded, is shorter than
+    N frames or lies outside min_s..max_s raises `UsageError` with its path, so that freezing quarantines it.
 
     As a stage: `fl.Stage("clip", Video(…), reads="path", writes=("frames", "times"))`.
     """

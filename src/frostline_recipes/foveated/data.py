@@ -11,7 +11,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -24,7 +24,8 @@ from frostline_recipes.foveated.lists import Clip
 from frostline_recipes.foveated.splits import SPLITS, divided
 
 VIDEO = (
-    ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".ogv", ".flv", ".wmv",
+    ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts", ".ogv", ".flv",
+    ".wmv", ".3gp",
 )  # fmt: skip
 """What counts as a clip in a folder; a pattern takes what it matches."""
 _THREADS, _AT_ONCE, _SLACK_S = 16, 256, 0.001
@@ -122,15 +123,16 @@ def _listed(videos: str, need_caption: bool) -> _Found:
             f"the list where the clips are, or give videos= their folder and captions={videos}:",
             problems=out[:10],
         )
-    roots = [folder, os.path.join(folder, "videos")]
-    there = (r for r in roots if any(os.path.exists(os.path.join(r, row.path)) for row in named[:100]))
+    roots = [r for r in (folder, os.path.join(folder, "videos")) if os.path.isdir(r)]
+    # Of all: of a list as long as WebVid's the first thousands may never have been downloaded.
+    there = (r for r in roots if any(os.path.exists(os.path.join(r, row.path)) for row in named))
     return _Found(videos, next(there, folder), named, list=videos)
 
 
 def _files(videos: str) -> _Found:
     """The clips of a folder, or those that match a pattern."""
     if os.path.isdir(videos):
-        names = glob.glob(os.path.join(glob.escape(videos), "**", "*"), recursive=True)
+        names = [*_below(videos)]
         matched = [name for name in names if PurePosixPath(name).suffix.lower() in VIDEO]
         what = f"none of the {sum(map(os.path.isfile, names)):,} files in it is called {'|'.join(VIDEO)}"
     else:
@@ -148,6 +150,18 @@ def _files(videos: str) -> _Found:
     split = {path: lists.SPLITS.get(path.split("/")[0].lower(), "") for path in paths if "/" in path}
     apart = len(split) == len(paths) and all(split.values())
     return _Found(videos, root, [Clip(path, split=split[path] if apart else "") for path in paths])
+
+
+def _below(folder: str, *above: str) -> Iterator[str]:
+    """All files in a folder and those below it, but hidden ones; a link to a folder above is not followed."""
+    here = os.path.realpath(folder)
+    if here in above:
+        return
+    _, folders, files = next(os.walk(folder), (folder, [], []))
+    yield from (os.path.join(folder, name) for name in files if not name.startswith("."))
+    for name in folders:
+        if not name.startswith("."):
+            yield from _below(os.path.join(folder, name), here, *above)
 
 
 def _fixed(pattern: str) -> str:

@@ -50,25 +50,25 @@ def read(path: Path, *, need_caption: bool) -> list[Clip]:
     >>> read(place, need_caption=True)
     [Clip(path='000001_000050/123.mp4', caption='A cat sleeps', split='')]
     """
-    rows = _rows(path)
+    rows: Sequence[Mapping[Any, Any]] = _rows(path)
     columns = {str(name).lower(): str(name) for row in rows for name in row}
     key, caption, split = (
-        next((columns[name] for name in known if name in columns), "") for known in (PATH, CAPTION, SPLIT)
+        next((columns[name] for name in known if name in columns), None) for known in (PATH, CAPTION, SPLIT)
     )
     problems = []
     if not key:
         problems.append(f"no column says which clip; expected one of {', '.join(PATH)}")
     if need_caption and not caption:
         problems.append(f"no column holds captions; expected one of {', '.join(CAPTION)}")
-    if problems:
+    if key is None or problems:
         have = ", ".join(columns.values()) or "no columns at all"
         raise UsageError(f"{path} cannot be used as a list of clips; it has {have}:", problems=problems)
-    folder = columns.get("page_dir", "") if key.lower() in ("videoid", "video_id") else ""
+    folder = columns.get("page_dir") if key.lower() in ("videoid", "video_id") else None
     clips = [Clip(_place(row, key, folder), _text(row.get(caption)), _text(row.get(split))) for row in rows]
     return _checked(path, clips, key, split)
 
 
-def _checked(path: Path, clips: Sequence[Clip], key: str, split: str) -> list[Clip]:
+def _checked(path: Path, clips: Sequence[Clip], key: str, split: str | None) -> list[Clip]:
     """Each clip once, with splits called as we call them; or UsageError with all rows that are wrong."""
     problems = []
     found: dict[str, Clip] = {}
@@ -85,23 +85,23 @@ def _checked(path: Path, clips: Sequence[Clip], key: str, split: str) -> list[Cl
     return list(found.values())
 
 
-def _place(row: Mapping[str, Any], key: str, folder: str) -> str:
+def _place(row: Mapping[Any, Any], key: str, folder: str | None) -> str:
     """Where a row's clip is, as far as the row says it."""
     name = _text(row.get(key))
     if key.lower() == "contenturl" and "://" in name:  # where it came from; files keep the last part
         name = PurePosixPath(unquote(urlsplit(name).path)).name
     if not name:
         return ""
-    if not PurePosixPath(name).suffix:  # an id
+    if not any(map(str.isalpha, PurePosixPath(name).suffix)):  # an id, perhaps with seconds: v_10.5_20.0
         name += ".mp4"
     return os.path.normpath(os.path.join(_text(row.get(folder)), name)).replace(os.sep, "/")
 
 
 def _text(value: Any) -> str:
-    """A cell as text; of several captions the first."""
+    """A cell as text; of several captions the first. An empty cell of pandas is NaN, which is not itself."""
     if isinstance(value, list | tuple):
         value = value[0] if value else None
-    return "" if value is None else str(value).strip()
+    return "" if value is None or value != value else str(value).strip()
 
 
 def matched(paths: Sequence[str], root: str, lines: Sequence[Clip], folder: str) -> list[Clip | None]:
@@ -154,14 +154,16 @@ def _rows(path: Path) -> Sequence[Mapping[str, Any]]:
         if kind == ".json":
             rows = _json(path)
         elif kind in (".jsonl", ".ndjson"):
-            rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+            # Not splitlines: a caption may hold U+2028 and others that end a line for it, not for JSON.
+            lines = path.read_text("utf-8-sig").split("\n")
+            rows = [json.loads(line) for line in lines if line.strip()]
         elif kind in (".csv", ".tsv"):
             rows = _csv(path, "," if kind == ".csv" else "\t")
         elif kind == ".parquet":
             rows = _parquet(path)
         else:
             raise ValueError(f"only {', '.join(SUFFIXES)} are known")
-    except (ValueError, csv.Error) as e:  # what json, csv, pyarrow and bad UTF-8 raise
+    except ValueError as e:  # what json, csv, pyarrow and bad UTF-8 raise
         raise UsageError(f"{path} cannot be read as a list of clips: {e}") from e
     wrong = [i for i, row in enumerate(rows) if not isinstance(row, Mapping)]
     if wrong or not rows:
@@ -171,20 +173,31 @@ def _rows(path: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def _json(path: Path) -> list[Any]:
-    """A list of objects, or an object that gives each clip's caption, or its object, by its name."""
-    found = json.loads(path.read_text("utf-8"))
+    """A list of objects, or an object that gives each clip's caption or captions, or its object, by name."""
+    found = json.loads(path.read_text("utf-8-sig"))
     if isinstance(found, list):
         return found
-    if isinstance(found, dict) and all(isinstance(v, str | dict) for v in found.values()):
-        return [{"path": k, **({"caption": v} if isinstance(v, str) else v)} for k, v in found.items()]
+    if isinstance(found, dict) and all(isinstance(v, dict) or _is_caption(v) for v in found.values()):
+        return [{"path": k, **(v if isinstance(v, dict) else {"caption": v})} for k, v in found.items()]
     raise ValueError('expected [{"path": …, "caption": …}, …] or {"clip.mp4": "its caption", …}')
 
 
-def _csv(path: Path, delimiter: str) -> list[dict[str, Any]]:
+def _is_caption(value: Any) -> bool:
+    """A text, or several."""
+    return all(isinstance(text, str) for text in (value if isinstance(value, list) else [value]))
+
+
+def _csv(path: Path, usual: str) -> list[dict[str, Any]]:
     """All cells as text: an id such as 007 stays what it is."""
     with path.open(encoding="utf-8-sig", newline="") as text:
-        reader = csv.DictReader(text, delimiter=delimiter, strict=True)
-        rows = list(reader)
+        # Spreadsheets put ; or tabs into a .csv where a comma is what others write 0.5 with.
+        delimiter = max(usual + ",;\t", key=text.readline().count)
+        text.seek(0)
+        reader = csv.DictReader(text, delimiter=delimiter, skipinitialspace=True, strict=True)
+        try:
+            rows = list(reader)
+        except csv.Error as e:
+            raise ValueError(f"line {reader.reader.line_num}: {e}") from e
     uneven = [i for i, row in enumerate(rows) if None in row or None in row.values()]
     if uneven:
         raise ValueError(f"row {uneven[0] + 1} has more or fewer cells than there are columns")

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,9 @@ from frostline_recipes.foveated.heat import Floats
 
 _FRAMES = 240
 """Of a film, at most."""
+_NAME_BYTES = 200
+"""Of a folder's name; file systems take 255."""
+log = logging.getLogger("frostline")
 _EXPLAINED = (
     "Coarse looks at every frame with one learned query; fine 1 looks again with the queries that the "
     "language model asks after that pass, fine 2 with those it asks after fine 1.",
@@ -155,12 +160,19 @@ def _one(
 
 
 def chosen(trained: fl.Workload, clip: str, n: int, split: str) -> list[dict[str, Any]]:
-    """The clips to look at, as rows of the source."""
-    source = next(iter(trained.pipelines.values())).source
+    """The clips to look at, as rows of the source; where none is asked for, the first that can be decoded."""
+    data = next(iter(trained.pipelines.values()))
+    source = data.source
     keys = [*source.keys]
     if not clip:
-        rows = (source.raw(i) for i in range(len(keys)))
-        return _of_split(trained, keys, rows, split)[:n]
+        rows = _of_split(trained, keys, (source.raw(i) for i in range(len(keys))), split)
+        good = [*islice((row for row in rows if _decodes(row, data)), n)]
+        if not good:
+            raise UsageError(
+                f"foveated-look: none of the {len(rows):,} clips of split={split!r} can be decoded, as said "
+                "above. Mend them, or give clip= another one."
+            )
+        return good
     exact = [i for i, key in enumerate(keys) if key == clip]
     found = exact or [i for i, key in enumerate(keys) if clip in key]
     if found:
@@ -172,6 +184,16 @@ def chosen(trained: fl.Workload, clip: str, n: int, split: str) -> list[dict[str
         f"clip={clip!r} is neither a file nor (a part of) the key of one of the {len(keys):,} clips that the "
         f"model was trained and tested on: {some}"
     )
+
+
+def _decodes(row: Mapping[str, Any], data: fl.Pipeline) -> bool:
+    """Whether training had it: what cannot be decoded was quarantined there, and is left out here, aloud."""
+    try:
+        _video(data)(row["path"])
+    except UsageError as e:
+        log.warning("foveated-look: left out: %s", e)
+        return False
+    return True
 
 
 def _row(key: str, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,14 +214,19 @@ def _of_split(trained: fl.Workload, keys: Sequence[str], rows: Any, split: str) 
 
 def film_frames(path: str, data: fl.Pipeline) -> tuple[Tensor, Floats]:
     """The frames of a film, cut and scaled as the pipeline does it: uint8 [F, 3, H, W], and their times."""
-    own = [stage.fn for stage in data.stages if isinstance(stage.fn, stages.Video)]
-    video = own[0] if own else stages.Video(frames=16, size=256)
+    video = _video(data)
     there = max(video.frames, min(_FRAMES, _count(path)))
     try:
         frames, times = replace(video, frames=there)(path)
     except UsageError:  # fewer can be decoded than the file says: as many as the model was given
         frames, times = video(path)
     return frames, times.numpy()
+
+
+def _video(data: fl.Pipeline) -> stages.Video:
+    """What decodes the clips of a pipeline."""
+    own = [stage.fn for stage in data.stages if isinstance(stage.fn, stages.Video)]
+    return own[0] if own else stages.Video(frames=16, size=256)
 
 
 def _count(path: str) -> int:
@@ -274,7 +301,8 @@ def _content(model: torch.nn.Module) -> str:
 
 
 def _slug(key: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", key).strip(".-") or "clip"
+    name = re.sub(r"[^\w.-]+", "-", key).encode()[-_NAME_BYTES:].decode(errors="ignore")
+    return name.strip(".-") or "clip"
 
 
 def _means(figures: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, float]:

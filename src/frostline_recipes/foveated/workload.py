@@ -107,7 +107,7 @@ def workload(
         warmup_steps=warmup_steps, precision=precision, max_tokens=max_tokens, eval_every=eval_every,
         seed=seed, attention=attention, train_encoder=train_encoder,
     )  # fmt: skip
-    _refuse(how, num_frames, stored_frames, objects)
+    _refuse(how, num_frames, stored_frames, objects=objects, frames_a_call=frames_a_call)
     encoder, llm, vae = map(os.path.expanduser, (encoder, llm, vae))
     latents = objective != "caption"
     vision = networks.find(encoder=encoder, llm=llm, vae=vae, size=frame_size, latents=latents)
@@ -186,13 +186,12 @@ def load(checkpoint: str) -> tuple[nn.Module, fl.Workload]:
     return restored(work, checkpoint), work
 
 
-def _refuse(how: Settings, num_frames: int, stored_frames: int, objects: int) -> None:
+def _refuse(how: Settings, num_frames: int, stored_frames: int, **at_least_one: int) -> None:
     problems = how.problems()
     least = how.fewest_frames
     if not least <= num_frames <= stored_frames:
         told = f"num_frames is {num_frames} and stored_frames {stored_frames}"
         problems.insert(0, f"{told}; {least} ≤ num_frames ≤ stored_frames")
-    if objects < 1:
-        problems.append(f"objects is {objects}; at least 1")
+    problems += [f"{name} is {value}; at least 1" for name, value in at_least_one.items() if value < 1]
     if problems:
         raise UsageError("foveated cannot work:", problems=problems)

@@ -107,6 +107,7 @@ def test_a_clip_shorter_than_the_frames_asked_for_is_quarantined_with_the_reason
         ({"lambda_coarse": "inf"}, "lambda_coarse is inf; a number, at least 0"),
         ({"warmup_steps": -1}, "warmup_steps is -1; at least 0"),
         ({"max_tokens": 0}, "max_tokens is 0; at least 1"),
+        ({"frames_a_call": 0}, "frames_a_call is 0; at least 1"),
         ({"videos": "glyphs", "n_clips": 2}, "n_clips is 2; at least one clip for each split"),
         ({"videos": "glyphs", "glyph_scale": 9}, "glyph_scale is 9; 0.5 to 2"),
         ({"videos": "glyphs", "clip_size": 33}, "clip_size is 33; an even number of pixels"),

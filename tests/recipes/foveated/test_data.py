@@ -110,6 +110,82 @@ def test_columns_go_by_their_usual_names(folder: Path, path: str, caption: str) 
     assert captions_of(clips(write(folder / "list.csv", rows), need_captions=True)) == TOLD
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pandas.csv", ",path,caption\n0,a.mp4,one\n1,deep/c.mp4,zwei ü\n"),
+        ("excel.csv", "\ufeffpath;caption\r\na.mp4;one\r\ndeep/c.mp4;zwei ü\r\n"),
+        ("tabs.csv", "path\tcaption\na.mp4\tone\ndeep/c.mp4\tzwei ü\n"),
+        ("commas.tsv", "path,caption\na.mp4,one\ndeep/c.mp4,zwei ü\n"),
+        ("spaced.csv", 'path, caption\na.mp4, one\ndeep/c.mp4, "zwei ü"\n'),
+        ("bom.json", '\ufeff[{"path": "a.mp4", "caption": "one"}, {"path": "deep/c", "caption": "zwei ü"}]'),
+        ("bom.jsonl", '\ufeff{"path": "a", "caption": "one"}\n{"path": "deep/c", "caption": "zwei ü"}\n'),
+        ("several.json", '{"a.mp4": ["one", "said otherwise"], "deep/c.mp4": "zwei ü"}'),
+    ],
+)
+def test_lists_are_read_as_other_programs_write_them(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_bytes(text.encode())
+    expected = {"a.mp4": "one", "deep/c.mp4": "zwei ü"}
+    assert captions_of(clips(str(folder / name), need_captions=True)) == expected
+
+
+def test_a_column_without_a_name_is_no_caption(folder: Path) -> None:
+    (folder / "list.csv").write_text(",path\n0,a.mp4\n7,b.mp4\n")
+    assert clips(str(folder / "list.csv")).fields == ("key", "path", "duration_s")
+
+
+def test_what_ends_a_line_elsewhere_may_stand_in_a_caption(folder: Path) -> None:
+    told = "one\u2028two\x85three"
+    line = json.dumps({"path": "a.mp4", "caption": told}, ensure_ascii=False)
+    (folder / "list.jsonl").write_text(line + "\n", "utf-8")
+    assert captions_of(clips(str(folder / "list.jsonl"))) == {"a.mp4": told}
+
+
+def test_an_empty_cell_of_pandas_is_no_caption(folder: Path) -> None:
+    (folder / "list.json").write_text(json.dumps([WHOLE[0], {"path": "b.mp4", "caption": float("nan")}]))
+    with pytest.raises(UsageError, match=r"1 of 2 clips .* have no caption") as told:
+        clips(str(folder / "list.json"), need_captions=True)
+    assert told.value.problems == ("b.mp4",)
+
+
+def test_an_id_may_hold_seconds(folder: Path) -> None:
+    shutil.copy(folder / "a.mp4", folder / "v_x_10.5_20.0.mp4")
+    (folder / "list.csv").write_text("video_id,caption\nv_x_10.5_20.0,cut out\n")
+    expected = {"v_x_10.5_20.0.mp4": "cut out"}
+    assert captions_of(clips(str(folder / "list.csv"))) == expected
+    assert captions_of(clips(str(folder / "v_*.mp4"), captions=str(folder / "list.csv"))) == expected
+
+
+def test_the_first_clips_of_a_long_list_need_not_be_there(tmp_path: Path, films: dict[float, Path]) -> None:
+    (tmp_path / "videos").mkdir()
+    shutil.copy(films[3.0], tmp_path / "videos" / "150.mp4")
+    rows = [{"videoid": str(i), "name": f"clip {i}"} for i in range(200)]
+    assert captions_of(clips(write(tmp_path / "list.csv", rows))) == {"150.mp4": "clip 150"}
+
+
+def test_links_are_followed_but_not_round_in_circles(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "disk" / "more")
+    (folder / "linked").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "back").symlink_to(folder)
+    (folder / "d.mp4").symlink_to(folder / "a.mp4")
+    (folder / "nowhere.mp4").symlink_to(folder / "gone.mp4")
+    own = ["a.mp4", "b.mp4", "d.mp4", "deep/c.mp4"]
+    linked = [f"linked/more/{name}" for name in ("a.mp4", "b.mp4", "deep/c.mp4")]
+    assert list(clips(str(folder)).keys) == own + linked
+
+
+@pytest.mark.parametrize("name", ["A.MP4", "phone.3gp", "00001.m2ts"])
+def test_a_folder_holds_what_cameras_write(folder: Path, name: str) -> None:
+    shutil.copy(folder / "a.mp4", folder / name)
+    assert name in clips(str(folder)).keys
+
+
+def test_hidden_files_are_no_clips(folder: Path) -> None:
+    shutil.copy(folder / "a.mp4", folder / "._a.mp4")
+    shutil.copytree(folder / "deep", folder / ".trash")
+    assert list(clips(str(folder)).keys) == ["a.mp4", "b.mp4", "deep/c.mp4"]
+
+
 @pytest.mark.parametrize("beside", ["", "videos"])
 def test_a_webvid_list_finds_its_clips_by_page_and_id(
     tmp_path: Path, films: dict[float, Path], beside: str
@@ -448,6 +524,8 @@ def test_a_list_without_the_columns_says_which_it_has(folder: Path) -> None:
         ("list.csv", "path,caption\na.mp4\n", "row 1 has more or fewer cells"),
         ("list.csv", "path,caption\n", "it is empty"),
         ("list.csv", "path,caption\n,x\n", "row 1 has no path"),
+        ("list.tsv", 'path\tcaption\na.mp4\tone\nb.mp4\t"two" and more\n', "line 3: "),
+        ("list.json", '{"videos": [{"path": "a.mp4"}]}', "expected"),
         ("list.parquet", "PAR?", "cannot be read"),
     ],
 )

@@ -437,6 +437,38 @@ def test_a_clip_that_cannot_be_read_is_told_as_such(trained: fl.Workload, tmp_pa
     assert "Freeze this pipeline" not in str(told.value)
 
 
+def _changed(trained: fl.Workload, **paths: Path) -> fl.Workload:
+    """The same workload, with other files behind some of its clips."""
+    data = next(iter(trained.pipelines.values()))
+    rows = [{**data.source.raw(i), "key": key} for i, key in enumerate(data.source.keys)]
+    for row in rows:
+        row["path"] = str(paths.get(f"clip_{Path(row['key']).stem}", row["path"]))
+    changed = fl.Pipeline(fl.Source.table(rows), *data.steps, outputs=data.outputs)
+    return fl.Workload(changed, run=print, splits="split", batch_size=2)
+
+
+def test_clips_that_training_went_without_are_left_out_aloud(
+    trained: fl.Workload, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "broken.mp4"
+    broken.write_bytes(b"no video" * 40)
+    work = _changed(trained, clip_000000=broken)
+    found = [row["key"] for row in look.chosen(work, "", 2, "train")]
+    assert found == ["clips/000001.mp4", "clips/000002.mp4"]
+    assert "left out: Cannot decode the video" in caplog.text
+    work = _changed(trained, clip_000004=broken)
+    with pytest.raises(UsageError, match="none of the 1 clips of split='test' can be decoded"):
+        look.chosen(work, "", 2, "test")
+
+
+def test_a_clip_with_a_long_name_gets_a_folder(clips: Path, trained: fl.Workload, tmp_path: Path) -> None:
+    long = tmp_path / ("猫" * 83 + ".mp4")  # 253 bytes
+    long.write_bytes((clips / "clips" / "000001.mp4").read_bytes())
+    done = run(look.workload(checkpoint="c", clip=str(long)), out=tmp_path / "look", device="cpu", quiet=True)
+    assert done.value["clips"] == 1
+    assert look._slug("clips/000001.mp4") == "clips-000001.mp4", "a shorter one is left as it is"
+
+
 def test_pictures_are_the_same_each_time(trained: fl.Workload, tmp_path: Path) -> None:
     made = look.workload(checkpoint="c", n=1)
     for name in ("a", "b"):

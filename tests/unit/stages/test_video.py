@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -152,6 +153,14 @@ def test_bad_files_say_what_and_where(make_clip: MakeClip, tmp_path: Path) -> No
         Video(frames=2)(tmp_path)
 
 
+def test_a_file_that_names_others_opens_none_of_them(make_clip: MakeClip, tmp_path: Path) -> None:
+    make_clip(tmp_path / "other.mp4")
+    playlist = tmp_path / "list.mp4"
+    playlist.write_text("ffconcat version 1.0\nfile other.mp4\n")
+    with pytest.raises(UsageError, match="no video"):
+        Video(frames=2, size=16)(playlist)
+
+
 def test_sound_alone_is_no_video(tmp_path: Path) -> None:
     import av
 
@@ -188,8 +197,9 @@ def test_rotation_and_fit(make_clip: MakeClip) -> None:
     pixels[:24, :32] = 255  # top left
     plain = av.VideoFrame.from_ndarray(pixels, "rgb24")
     turned = SimpleNamespace(
-        rotation=90, width=64, height=48, is_corrupt=False, reformat=plain.reformat, time=0.0
-    )
+        rotation=90, width=64, height=48, is_corrupt=False, reformat=plain.reformat, time=0.0,
+        side_data=plain.side_data,
+    )  # fmt: skip
     out = decoders._finished(turned, target)
     assert out.shape == (32, 24, 3)
     assert out[-4, 2].min() > 200  # counter-clockwise: now at the bottom left
@@ -199,6 +209,35 @@ def test_rotation_and_fit(make_clip: MakeClip) -> None:
         assert clip.shape[2:] == shape, fit
     assert Video(frames=2, size=40, fit="contain")(make_clip())[0][0, :, 0, 20].tolist() == [0, 0, 0]
     assert Video(frames=2, size=None)(make_clip())[0].shape == (2, 3, 48, 64)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "corner"),
+    [
+        ((1, 0, 0, 1), (0, 0)),
+        ((0, 1, -1, 0), (0, -1)),  # a telephone held upright
+        ((-1, 0, 0, -1), (-1, -1)),
+        ((0, -1, 1, 0), (-1, 0)),
+        ((-1, 0, 0, 1), (0, -1)),  # a mirrored selfie, held across
+        ((0, 1, 1, 0), (0, 0)),  # and upright
+        ((1, 0, 0, -1), (-1, 0)),
+        ((0, -1, -1, 0), (-1, -1)),
+    ],
+)
+def test_frames_are_turned_and_mirrored_as_the_file_says(
+    make_clip: MakeClip, matrix: tuple[int, int, int, int], corner: tuple[int, int]
+) -> None:
+    clip = make_clip()  # bright at its top left
+    a, b, c, d = (value << 16 for value in matrix)
+    content = bytearray(clip.read_bytes())
+    at = content.index(b"tkhd") + 44  # x' = ax + cy, y' = bx + dy
+    content[at : at + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    clip.write_bytes(content)
+    frames, _ = Video(frames=3, size=None)(clip)
+    assert frames.shape[2:] == ((48, 64) if a else (64, 48))
+    for frame in frames:
+        bright = [(y, x) for y in (0, -1) for x in (0, -1) if frame[:, y, x].min() > 240]
+        assert bright == [corner]
 
 
 def test_one_thread_a_decoder_and_many_decoders_at_once(make_clip: MakeClip) -> None:
