@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from frostline.profiler.inside.decodes import MODULES
 from frostline.profiler.monitor import Monitor, Sample
 
 INJECT = Path(__file__).parent / "inject"
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _ISOLATED = {
     "-I": "isolated mode ignores PYTHONPATH",
     "-S": "it leaves out `site`",
@@ -81,16 +85,13 @@ class Ran:
 def launch(command: Sequence[str], settings: Settings, out: Path) -> Ran:
     """Runs the command; its output comes through, its end is waited for."""
     _refuse(command)
-    parts = out / "parts"
-    if parts.exists():
-        shutil.rmtree(parts)
-    parts.mkdir(parents=True)
+    parts = fresh_parts(out)
     words = _with_python(command)
     process = _started(words, _environment(settings, parts.absolute()))
     with Monitor(process.pid) as monitor:
         status = _waited(process)
     processes = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(parts.glob("process-*.json"))]
-    processes.sort(key=lambda found: (found["rank"], -found["steps"]))
+    processes.sort(key=_order)
     reached = parts / "reached"
     return Ran(
         tuple(command), status, tuple(processes), tuple(_lines(parts)),
@@ -98,6 +99,25 @@ def launch(command: Sequence[str], settings: Settings, out: Path) -> Ran:
         len([*parts.glob("torch-*")]),
         tuple(monitor.samples), tuple(sorted(parts.glob("trace-*.json"))),
     )  # fmt: skip
+
+
+def fresh_parts(out: Path) -> Path:
+    """The folder that agents write to; what an earlier run left there is gone."""
+    parts = out / "parts"
+    try:
+        if parts.exists():
+            shutil.rmtree(parts)
+        parts.mkdir(parents=True)
+    except OSError as e:
+        raise UsageError(f"A profile cannot be kept in {out}: {e.strerror}. Give another --out.") from e
+    return parts
+
+
+def _order(found: Mapping[str, Any]) -> tuple[int, bool, bool, int]:
+    """The first rank; of one rank who was measured, a training before features that are computed for it, then
+    who took the most steps."""
+    calls = found["boundary"].startswith("call of")
+    return found["rank"], not found["blocks"], calls, -found["steps"]
 
 
 def _lines(parts: Path) -> list[dict[str, Any]]:
@@ -114,6 +134,7 @@ def _refuse(command: Sequence[str]) -> None:
         raise UsageError(
             "There is nothing to profile. Give a command after --: frostline profile -- python train.py"
         )
+    _refuse_variables(command)
     if shutil.which(command[0]) is None and not Path(command[0]).is_file():
         raise UsageError(f"There is no command {command[0]!r} to profile.")
     if _is_python(command[0]):
@@ -124,6 +145,19 @@ def _refuse(command: Sequence[str]) -> None:
                     f"`{command[0]} {word}` cannot be profiled: {why}, which is how the profiler gets in. "
                     f"Run it without {word}."
                 )
+
+
+def _refuse_variables(command: Sequence[str]) -> None:
+    """A shell would take them before a command; and PYTHONPATH is how the profiler gets in."""
+    behind = Path(command[0]).name == "env"
+    words = command[1:] if behind else command
+    given = [*takewhile(lambda word: _VARIABLE.match(word) or (behind and word.startswith("-")), words)]
+    if any(word.startswith("PYTHONPATH=") for word in given) or (given and not behind):
+        wrong = next((word for word in given if word.startswith("PYTHONPATH=")), given[0])
+        raise UsageError(
+            f"{wrong!r} cannot be set in the command. Set it before frostline: "
+            f"{shlex.join([wrong])} frostline profile -- python train.py"
+        )
 
 
 def _options(words: Sequence[str]) -> Iterator[str]:
@@ -161,6 +195,7 @@ def _environment(settings: Settings, parts: Path) -> dict[str, str]:
     told = {
         "steps": settings.steps, "warmup": settings.warmup, "keep_going": settings.keep_going,
         "trace": settings.trace, "replay": settings.replay, "quiet": settings.quiet, "folder": str(parts),
+        "launcher": os.getpid(),
     }  # fmt: skip
     before = os.environ.get("PYTHONPATH")
     return {

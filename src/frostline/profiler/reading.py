@@ -37,9 +37,15 @@ _OTHER_DATA = {
 def read(ran: Ran, out: Path) -> Profile:
     """The profile of a command's first rank."""
     raw = ran.processes[0]
-    prepared = [*ran.workers, *({**line, "pid": raw["pid"]} for line in raw["prepared"])]
     notes = _notes(ran)
-    return profile_of(raw, prepared, ran.samples, shlex.join(ran.command), out, notes)
+    return profile_of(raw, _prepared(ran), ran.samples, shlex.join(ran.command), out, notes)
+
+
+def _prepared(ran: Ran) -> list[dict[str, Any]]:
+    """Batches that this process prepared, and its workers; not those of other ranks, or of another script."""
+    raw = ran.processes[0]
+    workers = [line for line in ran.workers if line["of"] == raw["pid"]]
+    return [*workers, *({**line, "pid": raw["pid"]} for line in raw["prepared"])]
 
 
 def profile_of(
@@ -84,7 +90,7 @@ def profile_of(
         findings=findings.findings(seen, again), modules=tuple(seen.modules), repeats=again,
         syncs=tuple(seen.syncs), copies=tuple(seen.copies), loaders=loaders, idle=idle, trials=tuple(found),
         timeline=spans.timeline([*prepared]),
-        notes=(*notes, *raw["notes"], *_unreconciled(rows, wall), *_uncounted(raw)),
+        notes=(*notes, *raw["notes"], *_unreconciled(rows, wall), *_interludes(raw), *_uncounted(raw)),
         versions={"torch": raw["torch"], "python": raw["python"]},
     )  # fmt: skip
 
@@ -116,7 +122,9 @@ def _notes(ran: Ran) -> list[str]:
         found.append(f"{len(others) + 1} ranks; this is rank {raw['rank']}. The others' step: {told}")
     beside = [p for p in ran.processes[1:] if p["rank"] == raw["rank"]]
     if beside:
-        found.append(f"{len(beside)} more processes took steps; this is the one that took the most")
+        told = f"{len(beside)} more process{'es' if len(beside) > 1 else ''} took steps; this is"
+        why = "a training before loops of calls, then who took the most"
+        found.append(f"{told} `{shlex.join(raw['argv'])}`: {why}")
     return found
 
 
@@ -144,6 +152,17 @@ def _unreconciled(rows: Sequence[Any], wall: Steps | None) -> list[str]:
         return []
     apart = f"{100 * abs(off):.1f} % {'more' if off > 0 else 'less'}"
     return [f"the rows add up to {apart} than pass A's step: take them for shares, not for times"]
+
+
+def _interludes(raw: Raw) -> list[str]:
+    """What is in the epoch's time, though neither in a step nor between epochs."""
+    ms = 1000 * steps.interludes(raw)
+    if not ms or ms < verdict.MUCH * 1000 * steps.usual(raw):
+        return []
+    return [
+        f"between steps other loaders are read from, as an evaluation does: {ms:.1f} ms a step on average, "
+        f"no part of pass A's step but of the epoch's time"
+    ]
 
 
 def _uncounted(raw: Raw) -> list[str]:
@@ -176,10 +195,11 @@ def _loaders(
 ) -> tuple[Loader, ...]:
     waits = 1000 * (steps.a_step(raw, "waits") or 0.0)
     used = [loader for loader in raw["loaders"] if loader["calls"]]
-    seconds = sum(loader["wait_s"] for loader in used)
+    each_waits = _waits_of(raw, used)
+    seconds = sum(each_waits)
     rest = next((t.ms for t in trials if t.name == "replayed"), step - waits)
     found = []
-    for loader in used:
+    for loader, its_s in zip(used, each_waits, strict=True):
         mine = [line for line in prepared if line["dataset"] == loader["dataset"]]
         prepare = 1000 * statistics.median(line["s"] for line in mine) if mine else None
         decode = (
@@ -189,7 +209,7 @@ def _loaders(
         needed = None
         if prepare is not None and loader["workers"]:
             needed = max(1, -int(-(prepare * each) // max(rest, 0.1)))
-        wait = waits * (loader["wait_s"] / seconds if seconds else 0.0)
+        wait = waits * (its_s / seconds if seconds else 0.0)
         found.append(
             Loader(
                 f"the loader of {loader['dataset']}", loader["workers"], loader["batch_size"],
@@ -197,6 +217,15 @@ def _loaders(
             )
         )  # fmt: skip
     return tuple(sorted(found, key=lambda loader: -loader.wait_ms))
+
+
+def _waits_of(raw: Raw, used: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Seconds that each loader was waited for, of those that a usual step reads from: where one gives it all
+    of its batches, others are read from between steps, as for an evaluation."""
+    main = steps.main_loader(raw)
+    batches = steps.a_step(raw, "batches")
+    only = main is not None and batches is not None and main["a_step"] >= batches
+    return [loader["wait_s"] if not only or loader is main else 0.0 for loader in used]
 
 
 def _syncs(raw: Raw, spans: Spans) -> tuple[Sync, ...]:

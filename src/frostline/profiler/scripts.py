@@ -18,7 +18,6 @@ from frostline.results import Profile
 
 def profile_script(command: Sequence[str], settings: Settings, out: Path) -> tuple[Profile, int]:
     """The profile of somebody's command, and 1 where the command failed by itself."""
-    out.mkdir(parents=True, exist_ok=True)
     ran = launch(command, settings, out)
     if not ran.processes:
         raise ProfileFailed(_why_not(ran))
@@ -27,6 +26,10 @@ def profile_script(command: Sequence[str], settings: Settings, out: Path) -> tup
     if ran.status and ended == "kept going":
         told = f"the script failed after all steps were seen, with status {ran.status}"
         found = dataclasses.replace(found, notes=(*found.notes, told))
+    if ran.status and ended == "stopped" and ran.torches > 1:
+        told = f"after a process was stopped, the command ended with status {ran.status}"
+        hint = "where others need its results, --keep-going lets it run to its end"
+        found = dataclasses.replace(found, notes=(*found.notes, f"{told}; {hint}"))
     mine = f"trace-{ran.processes[0]['pid']}.json"
     keep(found, out, [path for path in ran.traces if path.name == mine])
     return found, 1 if ran.status and ended != "stopped" else 0
@@ -45,7 +48,8 @@ def _why_not(ran: Ran) -> str:
     if not ran.reached:
         return (
             f"{told}: no Python in it could be reached.{end} The profiler gets in by PYTHONPATH; a program "
-            f"that is not Python, or `python -I`, `-S` or `-E`, cannot be profiled."
+            f"that is not Python, or `python -I`, `-S` or `-E`, cannot be profiled. A script that sets "
+            f"PYTHONPATH has to keep what is there: PYTHONPATH=src:$PYTHONPATH."
         )
     if not ran.torches:
         ran_by = shutil.which(ran.command[0])

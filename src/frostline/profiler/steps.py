@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from frostline.profiler.intervals import of_rounds, of_steps
@@ -13,6 +14,8 @@ from frostline.results import Cost, Epoch, Steps, Trial
 _FAR = 3.0
 _SLOWED = ("look", "trace", "replay", "compute", "half")
 """Phases whose epochs do not begin as those of the script do."""
+
+_TURNS = ("A", "B", "bare")
 
 Raw = Mapping[str, Any]
 
@@ -29,7 +32,7 @@ class Start:
 
 def usual(raw: Raw) -> float:
     """The median step of passes A and B, in seconds."""
-    times = [t for b in raw["blocks"] if b["phase"] in ("A", "B", "bare") for t in b["times"]]
+    times = [t for b in raw["blocks"] if b["phase"] in _TURNS for t in b["times"]]
     return statistics.median(times) if times else 0.0
 
 
@@ -47,10 +50,45 @@ def between(raw: Raw) -> list[float]:
     """Seconds over a usual step that stand between epochs, of each time that one followed another."""
     if begun := _begun(raw):
         return [pause for pause, _ in begun]
+    if _knows_starts(raw):
+        return []
     limit = far(raw)
-    blocks = [b for b in raw["blocks"] if b["phase"] in ("A", "B", "bare")]
+    blocks = [b for b in raw["blocks"] if b["phase"] in _TURNS]
     found = [(b, i) for b in blocks for i in range(len(b["times"])) if i not in kept(b, limit)]
     return [b["times"][i] - usual(raw) for b, i in found]
+
+
+def interludes(raw: Raw) -> float:
+    """Seconds a step of what stands within an epoch and pass A leaves out: steps in which another loader
+    began than the one that they read from, as of an evaluation every few steps. How often that is, all steps
+    say; how long it takes, those that are measured."""
+    blocks = [b for b in raw["blocks"] if b["phase"] in _TURNS and "end" in b]
+    if not blocks or not _knows_starts(raw):
+        return 0.0
+    main = main_loader(raw) or {}
+    began = {at for at, *_ in main["starts"]}
+    others = {at for loader in raw["loaders"] for at, *_ in loader["starts"]} - began
+    limit, took = far(raw), []
+    for block in blocks:
+        mine = {_step_at(block, at) for at in began if block["start"] <= at <= block["end"]}
+        whole = kept(block, limit)
+        for i, seconds in enumerate(block["times"]):
+            if block["fresh"][i] and i not in mine:
+                took.append(0.0 if i in whole else seconds - usual(raw))
+    times = sum(at >= blocks[0]["start"] for at in others)
+    return statistics.fmean(took) * times / max(1, raw["steps"] - raw["warmup"]) if took else 0.0
+
+
+def _step_at(block: Raw, at: float) -> int:
+    """The block's step that began at this time, or next to it."""
+    begins = [*accumulate(block["times"][:-1], initial=block["start"])]
+    return min(range(len(begins)), key=lambda i: abs(begins[i] - at))
+
+
+def _knows_starts(raw: Raw) -> bool:
+    """Whether each beginning of the loader that steps read from was seen: not where a thread reads ahead."""
+    loader = main_loader(raw)
+    return loader is not None and "starts" in loader and not loader.get("aside")
 
 
 def _begun(raw: Raw) -> list[tuple[float, float]]:
@@ -140,6 +178,7 @@ def epoch(raw: Raw, wall: Steps) -> Epoch | None:
         return None
     steps = loader["batches"] / loader["a_step"]
     pause = statistics.fmean(found) if (found := between(raw)) else 0.0
+    pause += steps * interludes(raw)
     low, high = (steps * ms / 1000 + pause for ms in (wall.low, wall.high))
     return Epoch(steps * wall.ms / 1000 + pause, low, high, steps, pause)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -26,7 +25,7 @@ from frostline.freezer.stores import complete, places_of
 from frostline.profiler.differential import differences
 from frostline.profiler.inside.agent import Agent
 from frostline.profiler.inside.patches import Patches
-from frostline.profiler.launch import Settings
+from frostline.profiler.launch import Settings, fresh_parts
 from frostline.profiler.monitor import Monitor
 from frostline.profiler.reading import profile_of
 from frostline.profiler.scripts import keep
@@ -117,7 +116,7 @@ def _refuse(workload: Any) -> None:
 def _profiled(job: Job, asked: Settings, places: Mapping[str, Path] | None, folder: Path) -> Profile:
     workload = job.workload
     stores = {name: Store.open(place) for name, place in places.items()} if places is not None else None
-    parts = _empty(folder / "parts")
+    parts = fresh_parts(folder)
     step = job.step()
     with closing(job.supply(stores, job.split())) as supply:
         with Monitor(os.getpid()) as monitor:
@@ -132,13 +131,6 @@ def _profiled(job: Job, asked: Settings, places: Mapping[str, Path] | None, fold
 
 def _named(workload: Workload) -> str:
     return workload.name or "workload"
-
-
-def _empty(parts: Path) -> Path:
-    if parts.exists():
-        shutil.rmtree(parts)
-    parts.mkdir(parents=True)
-    return parts
 
 
 # --- under the agent ----------------------------------------------------------------------------------
@@ -164,7 +156,7 @@ def _watched(step: Step, supply: Supply, name: str, asked: Settings, parts: Path
 
 
 def _stepped(agent: Agent, step: Step, supply: Supply, most: int) -> None:
-    step.model.train()
+    step.to_train_mode()
     before = Moment(step.device)
     for taken, batch in enumerate(chain.from_iterable(repeat(supply))):  # epoch after epoch
         if not taken:

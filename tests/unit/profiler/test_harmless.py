@@ -215,6 +215,49 @@ def test_a_test_of_a_model_is_profiled_and_gives_way_to_a_training(tmp_path: Pat
     assert any("dropped" in note if trains else "never stepped" in note for note in found.notes)
 
 
+SUMS = (
+    START
+    + """
+from torch.utils.data import DataLoader, TensorDataset
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1) if {optimizer} else None
+total = 0
+with torch.no_grad():
+    for (x,) in DataLoader(TensorDataset(torch.arange(24_000.0).reshape(-1, 4)), 4):
+        model(x)
+        total += x.sum().item()
+final(total)
+"""
+)
+
+
+def test_a_script_that_is_not_stopped_was_given_its_own_batches(tmp_path: Path) -> None:
+    """It goes on where a training may be yet to come, so its results matter."""
+    found, out, _ = profiled(tmp_path, SUMS.format(optimizer=True))
+    assert found.boundary == "call of Linear"
+    assert line(out) == line(alone(tmp_path))
+
+
+def test_a_process_that_makes_what_the_next_one_trains_on_is_not_stopped(tmp_path: Path) -> None:
+    """And the training is what is profiled."""
+    (tmp_path / "features.py").write_text(SUMS.format(optimizer=False), encoding="utf-8")
+    source = """
+import subprocess, sys
+made = subprocess.run([sys.executable, "features.py"], check=True, capture_output=True, text=True).stdout
+import torch
+print(made)
+model = torch.nn.Linear(64, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(100_000):
+    model(torch.randn(8, 64)).sum().backward()
+    optimizer.step()
+"""
+    found, out, _ = profiled(tmp_path, source)
+    assert found.boundary == "SGD.step"
+    assert any("1 more process took steps" in note and "`train.py`" in note for note in found.notes)
+    assert f"FINAL {sum(range(24_000)):.1f}" in out
+
+
 COMPILED_STEP = (
     START
     + """

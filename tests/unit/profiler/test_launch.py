@@ -18,6 +18,7 @@ from frostline.profiler.launch import (
     _environment,
     _is_python,
     _lines,
+    _order,
     _refuse,
     _with_python,
     launch,
@@ -167,11 +168,45 @@ def test_the_first_rank_comes_first_and_of_one_rank_who_took_the_most_steps(tmp_
         "import json, os, pathlib\n"
         "parts = pathlib.Path(os.environ['FROSTLINE_PROFILE'])\n"
         "for pid, rank, steps in ((1, 1, 90), (2, 0, 3), (3, 0, 50)):\n"
-        "    text = json.dumps({'pid': pid, 'rank': rank, 'steps': steps})\n"
+        "    told = {'pid': pid, 'rank': rank, 'steps': steps, 'boundary': 'SGD.step', 'blocks': [{}]}\n"
+        "    text = json.dumps(told)\n"
         "    (parts / f'process-{pid}.json').write_text(text)\n"
     )
     ran = launch([PYTHON, "-c", code], Settings(), tmp_path)
     assert [found["pid"] for found in ran.processes] == [3, 2, 1]
+
+
+def test_a_training_comes_before_the_features_that_another_process_computed_for_it() -> None:
+    told = [
+        {"rank": 0, "steps": 700, "boundary": "call of Encoder", "blocks": [{}]},
+        {"rank": 0, "steps": 90, "boundary": "SGD.step", "blocks": [{}]},
+        {"rank": 0, "steps": 900, "boundary": "SGD.step", "blocks": []},
+    ]
+    assert [found["steps"] for found in sorted(told, key=_order)] == [90, 700, 900]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["PYTHONPATH=src", "python", "train.py"],
+        ["CUDA_VISIBLE_DEVICES=0", "python", "train.py"],
+        ["env", "-u", "A=1", "PYTHONPATH=src", "python", "train.py"],
+    ],
+)
+def test_variables_go_before_frostline(command: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"(PYTHONPATH=src|CUDA_VISIBLE_DEVICES=0) frostline profile --"):
+        _refuse(command)
+
+
+def test_other_variables_may_be_set_by_env() -> None:
+    _refuse(["env", "A=1", PYTHON, "train.py", "PYTHONPATH=src"])
+
+
+@pytest.mark.parametrize("out", ["file", "file/below"])
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, out: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"cannot be kept in .*Give another --out"):
+        launch([PYTHON, "-c", "pass"], Settings(), tmp_path / out)
 
 
 def test_what_cannot_be_started_says_so(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from frostline.profiler import reading
+from frostline.profiler.launch import Ran
 from frostline.report import sections
 from frostline.results import Row, Steps
 
@@ -33,6 +34,29 @@ def test_a_script_that_ended_early_says_how_far_it_came(given: dict[str, Any], s
 
 def test_batches_are_not_missed_where_no_loader_gives_them() -> None:
     assert "half a batch" not in reading._seen(raw(left=["B", "half"]))
+
+
+def test_what_other_processes_workers_prepared_is_not_this_ones() -> None:
+    mine, other = ({"pid": pid, "of": of, "dataset": "D"} for pid, of in ((11, 1), (21, 2)))
+    processes = ({"pid": 1, "prepared": [{"dataset": "E"}]}, {"pid": 2, "prepared": [{"dataset": "F"}]})
+    ran = Ran(("bash", "run.sh"), 0, processes, (mine, other), 2, 2, (), ())
+    assert reading._prepared(ran) == [mine, {"dataset": "E", "pid": 1}]
+
+
+def loader(a_step: float, wait_s: float) -> dict[str, Any]:
+    return {"dataset": "D", "a_step": a_step, "wait_s": wait_s, "calls": 9}
+
+
+@pytest.mark.parametrize(
+    ("batches", "each", "waits"), [(1, (1.0, 1.02), [2.0, 0.0]), (2, (1.0, 1.0), [2.0, 3.0])]
+)
+def test_an_evaluations_loader_is_not_what_steps_wait_for(
+    batches: int, each: tuple[float, float], waits: list[float]
+) -> None:
+    """Unless a step reads from both."""
+    block = {"phase": "A", "times": [0.1], "fresh": [0], "batches": [batches]}
+    loaders = [loader(a, s) for a, s in zip(each, (2.0, 3.0), strict=True)]
+    assert reading._waits_of({"blocks": [block], "loaders": loaders}, loaders) == waits
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,35 @@ def test_a_beginning_that_is_no_longer_than_a_step_is_pass_as() -> None:
     )
 
 
+@pytest.mark.parametrize("began", [[], [[40.0, 7.0, 1.0]]])
+def test_an_evaluation_every_few_steps_is_part_of_the_epoch(began: list[list[float]]) -> None:
+    """5 s of it, in every fourth step; also where the epoch that is seen has no beginning. One more stands
+    where an epoch begins: it is told with that."""
+    blocks = [
+        block("A", 1.0, 6.0, 1.0, 1.0, fresh=[0, 1, 0, 0]),
+        block("B", *[1.0] * 4, start=30.0, end=34.0),
+    ]
+    looked = [[11.0, 2.0, 1.0], [21.0, 2.0, 1.0], *([began[0]] if began else [])]
+    loaders = (loader(100, 8, starts=began, **SEEN), loader(5, 8, 0.6, starts=looked, **SEEN))
+    found = raw(*blocks, loaders=loaders) | {"steps": 18, "warmup": 10}
+    assert steps.interludes(found) == pytest.approx(5 * 2 / 8)
+    got = steps.epoch(found, Steps(1000, 1000, 1000, 3))
+    assert got is not None
+    assert got.seconds == pytest.approx(100 + 100 * 5 / 4 + (7 if began else 0))
+
+
+def test_steps_in_which_the_main_loader_begins_are_no_evaluations() -> None:
+    found = raw(
+        block("A", 1.0, 8.0, 1.0, 1.0, fresh=[0, 2, 0, 0]),
+        loaders=(
+            loader(10, 8, starts=[[11.01, 7.0, 1.0]], **SEEN),
+            loader(5, 8, 0.6, starts=[[11.01, 0.1, 0.1]], **SEEN),
+        ),
+    ) | {"warmup": 2}
+    assert steps.interludes(found) == 0
+    assert steps.between(found) == pytest.approx([7])
+
+
 def test_a_beginning_under_the_dispatch_mode_is_slower_than_the_scripts() -> None:
     found = raw(
         block("A", 1.0, 1.0), block("look", 30.0, start=20.0, end=50.0),

@@ -289,7 +289,7 @@ class Agent:
                 self.settings["steps"],
                 1.0 if world > 1 else self._usual(),  # all ranks stop at the same step
                 cuda=cuda.used(),
-                replay=self.settings["replay"] and not self.keep_going and world == 1,
+                replay=self.settings["replay"] and not self._goes_on() and world == 1,
                 trace=self.settings["trace"] or cuda.used(),
                 workers=any(about["workers"] for about in self.loaders.seen.values()),
             )
@@ -404,7 +404,7 @@ class Agent:
         tellers = [self.loaders, *self.inputs.values()]
         self.instruments.put_on(phase, lambda: self.modules.worth(self._usual()), tellers)
         if phase == "A":
-            self.loaders.keep = bool(self.settings["replay"]) and not self.keep_going
+            self.loaders.keep = bool(self.settings["replay"]) and not self._goes_on()
         if phase == "real":  # beside replayed ones only
             return any(block["phase"] == "replay" for block in self.blocks)
         if phase not in AGAIN:
@@ -446,12 +446,14 @@ class Agent:
     def _over(self) -> None:
         """All steps were seen."""
         self.block = None
-        if self.starts.unsure and not self.keep_going:
+        if self._goes_on() and not self.keep_going:
             self.held = True
-            self.notes.append(
-                f"an optimiser is there but never stepped, so each {self.boundary_name} is a step"
-            )
+            if self.starts.unsure:
+                self.notes.append(
+                    f"an optimiser is there but never stepped, so each {self.boundary_name} is a step"
+                )
             self._write("kept going")
+            self.told = 0.0  # it may take long: this is told in any case
             self.note_progress("done; the script goes on, as a training may be yet to come")
             return
         if self.starts.unseen:
@@ -463,6 +465,13 @@ class Agent:
             self.note_progress("done: the script is stopped here")
             self.ends.see_to_it()
             self.ends.stop()
+
+    def _goes_on(self) -> bool:
+        """Whether the script is not stopped. Asked for; or calls end steps and a training may be yet to come,
+        in this process or, where this is not the command itself, in the next: it needs what is made here."""
+        child = os.getppid() != self.settings.get("launcher", os.getppid())
+        makes = child and self.starts.by_calls and not torch.is_grad_enabled()
+        return self.keep_going or self.starts.unsure or makes
 
     def _stop_again(self) -> None:
         if not self.keep_going and not self.ends.finished:

@@ -7,6 +7,7 @@ batch, into a file of its own: workers end without a word.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import operator
 import os
 import threading
@@ -42,6 +43,8 @@ _MOST_UNCOUNTED = 1_000_000
 _AHEAD = 8
 """Steps without a batch after which a loader that another thread reads from is none of theirs: that thread
 is now ahead of the steps, now behind."""
+_MOST_STEPS = 0.75
+"""Of all steps: a loader that fewer read from takes turns with another, or is read from between them."""
 _MOST_AGAIN = 64
 """Times that a kept batch is handed out within a step: a loop that wants more waits for an epoch's end."""
 
@@ -306,7 +309,7 @@ class Loaders:
         """Batches a step: the usual number of a loader that most steps read from. An evaluation now and then
         is no part of a step, and a loop that fetches ahead has two batches in one and none in another."""
         (usual, _), *_ = about["each"].most_common(1) or [(0, 0)]
-        seldom = sum(about["each"].values()) < self._steps / 2
+        seldom = sum(about["each"].values()) < _MOST_STEPS * self._steps
         return sum(n * k for n, k in about["each"].items()) / max(1, self._steps) if seldom else float(usual)
 
     # in the process that prepares
@@ -324,12 +327,19 @@ class Loaders:
         if torch.utils.data.get_worker_info() is None:
             self.prepared.append(line)
             return
+        line["of"] = _parent()
         path = self._folder / f"worker-{os.getpid()}.jsonl"
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             os.write(fd, (json.dumps(line) + "\n").encode())
         finally:
             os.close(fd)
+
+
+def _parent() -> int:
+    """The process whose loader this worker belongs to; a server may have forked it."""
+    parent = multiprocessing.parent_process()
+    return os.getppid() if parent is None or parent.pid is None else parent.pid
 
 
 def _versions(batch: Any) -> list[int]:

@@ -43,6 +43,8 @@ AGAIN = {
 _ON_CPU, _ON_GPU, _MOST = 2, 4, 16
 """Steps of a block of bare, A or B. A GPU is waited for at a block's ends, so there they are longer; the
 speed of shared cores changes from one second to the next, so there they are short."""
+_FEWEST = 6
+"""Steps of pass A, whatever was asked for: no verdict is made of less."""
 _REPLAYED_S = 5.0
 """Turns of one batch again and again with batches as they come take about so long, two to six of them; those
 of a whole batch and half of it, up to four, too."""
@@ -69,11 +71,11 @@ def plan(
     steps: int, step_s: float, *, cuda: bool, replay: bool, trace: bool, workers: bool = False
 ) -> list[Block]:
     """
-    >>> [f"{b.phase}{b.steps}" for b in plan(12, 0.05, cuda=False, replay=True, trace=False, workers=True)]
-    ['A2', 'bare2', 'B2', 'bare2', 'B2', 'A2', 'lines6', 'look2', 'replay12', 'half12']
+    >>> [f"{b.phase}{b.steps}" for b in plan(18, 0.05, cuda=False, replay=True, trace=False, workers=True)]
+    ['A2', 'bare2', 'B2', 'bare2', 'B2', 'A2', 'B2', 'A2', 'bare2', 'lines6', 'look2', 'replay12', 'half12']
     """
     size = _ON_GPU if cuda else _ON_CPU
-    rounds = max(2, round(steps / 3 / size))
+    rounds = max(2, -(-_FEWEST // size), round(steps / 3 / size))
     size = max(size, min(_MOST, round(_BLOCK_S / max(step_s, 1e-6))))
     kinds = ["A", "bare", "B"]
     settle = 2 if workers else 1  # batches that were prepared between two blocks are gone then

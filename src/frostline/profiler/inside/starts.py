@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +19,8 @@ many where there is one that is not seen to step: a test without gradients, or i
 gradients and without a step it may gather them, or leave out steps whose loss is no number."""
 _AGAIN = 3
 """Other optimisers' steps in a row after which the one that ended the cycle is taken to be gone."""
+_CYCLE = 8
+"""Steps of optimisers in a cycle that is looked for: five of a critic and one of a generator are six."""
 
 
 class Starts:
@@ -29,6 +31,14 @@ class Starts:
         self._seen: list[Callable[[], Any]] = []
         self._last: Callable[[], Any] | None = None
         self._others = 0
+        self._recent: deque[int] = deque(maxlen=2 * _CYCLE + 1)
+        """Whose steps came last, by id,"""
+        self._cycle = 0
+        """and after how many of them the cycle begins again, where some of its optimisers step twice."""
+        self._before: list[Callable[[], Any]] = []
+        """Those that others took over from,"""
+        self._in_turns = False
+        """and one of them has come back: a few steps of one, a few of another."""
         self.missed = 0
         """Steps that went by before it was known what ends them."""
         self.changed = False
@@ -53,18 +63,38 @@ class Starts:
         >>> [starts.is_last(o) for o in (d, g, d, g, d, g)]
         [False, False, False, True, False, True]
         """
+        if self._in_turns:
+            return True
+        self._recent.append(id(optimizer))
         if self._last is not None:
             last = self._last()
             self._others = 0 if optimizer is last else self._others + 1
-            if last is not None and self._others <= max(_AGAIN, 2 * len(self._seen)):
+            if last is not None and self._others <= max(_AGAIN, 2 * len(self._seen), 2 * self._cycle):
+                if optimizer is not last and (cycle := self._rarer(id(optimizer), id(last))):
+                    self._last, self._others, self._cycle = weakref.ref(optimizer), 0, cycle
+                    self.changed, self.alike, self._kind = True, False, _kind(optimizer)
+                    return False
                 return optimizer is last
+            self._in_turns = any(before() is optimizer for before in self._before)
+            self._before.append(self._last)
             self._seen, self._last, self._others, self.changed = [], None, 0, True
+            self._recent.clear()
+            self._cycle = 0
             self.alike, self._kind = self._kind == _kind(optimizer), _kind(optimizer)
         if any(seen() is optimizer for seen in self._seen):
             self._last, self.missed, self._kind = self._seen[-1], self.missed + 1, _kind(optimizer)
             return self._last() is optimizer
         self._seen.append(weakref.ref(optimizer))
         return False
+
+    def _rarer(self, one: int, last: int) -> int:
+        """The length of a cycle that has one step of this optimiser and several of the one that was taken to
+        end it, twice in a row: of D D G each G ends a step. 0: there is none."""
+        ago = [n for n, step in enumerate(reversed(self._recent)) if step == one]
+        if len(ago) < 3 or ago[2] != 2 * ago[1] or ago[1] > _CYCLE:
+            return 0
+        recent = [*self._recent][-ago[1] :]
+        return ago[1] if recent.count(last) > 1 else 0
 
     def called(self, module: nn.Module) -> None:
         """An outermost call, while modules are watched."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 import threading
 import weakref
@@ -211,6 +212,14 @@ def test_a_loader_that_reads_from_a_loader_keeps_what_it_has_decoded(loaders: Lo
     assert [each for each in told if each[1]] == [("Around", ["outer0"]), ("Around", ["outer1"])]
 
 
+def test_loaders_that_steps_take_turns_with_give_a_part_of_a_batch_each(loaders: Loaders) -> None:
+    each = [iter(DataLoader(Numbers(40), batch_size=2)) for _ in range(2)]
+    for i in range(12):
+        next(each[i % 2])
+        loaders.step()
+    assert [found["a_step"] for found in loaders.summary()] == [0.5, 0.5]
+
+
 def test_workers_write_a_line_a_batch_and_the_script_waits_for_them(
     loaders: Loaders, told: Told, tmp_path: Path
 ) -> None:
@@ -220,7 +229,8 @@ def test_workers_write_a_line_a_batch_and_the_script_waits_for_them(
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert len(files) == 2
     assert sorted(line["n"] for line in lines) == [2] * 5
-    assert {*lines[0]} == {"dataset", "start", "s", "n", "decodes"}
+    assert {*lines[0]} == {"dataset", "start", "s", "n", "decodes", "of"}
+    assert {line["of"] for line in lines} == {os.getpid()}
     assert [rows for *_, rows, _ in told if rows] == [2] * 5
     assert loaders.prepared == []
     assert about(loaders)["items"] == 10

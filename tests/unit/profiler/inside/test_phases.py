@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.profiler.inside.phases import PHASES, more, plan, steady, total
+from frostline.profiler.verdict import FEWEST
 
 Steps = st.integers(6, 400)
 Seconds = st.floats(1e-4, 5.0)
@@ -46,6 +47,13 @@ def test_what_counts_comes_first_and_half_a_batch_last(
     assert phases[-1] == ("half" if replay else "look")  # what is compiled for half may stay
     assert ("replay" in phases, "half" in phases, "trace" in phases) == (replay, replay, trace)
     assert {*phases} <= {*PHASES}
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+@pytest.mark.parametrize("steps", [6, 12, 15])
+def test_a_verdict_can_be_made_of_the_fewest_steps_that_may_be_asked_for(steps: int, cuda: bool) -> None:
+    blocks = plan(steps, 0.05, cuda=cuda, replay=False, trace=False)
+    assert sum(b.steps for b in blocks if b.phase == "A") >= FEWEST
 
 
 @given(st.integers(30, 400), st.floats(0.05, 5.0))

@@ -6,13 +6,14 @@ import multiprocessing
 import sys
 import threading
 import time
-from itertools import accumulate, cycle
+from collections import Counter
+from itertools import accumulate, cycle, islice
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from frostline.profiler.inside.samples import Samples, user_line
+from frostline.profiler.inside.samples import Samples, uneven, user_line
 from frostline.profiler.inside.spans import Spans
 
 
@@ -46,6 +47,13 @@ def test_what_a_part_covers_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) ->
     assert samples.looked == 20
     assert sum(samples.lines.values()) == 15
     assert sum(share for _, share in samples.told()) == 0.75
+
+
+@pytest.mark.parametrize("loop_s", [0.001, 0.002, 0.0021, 0.004])
+def test_looks_do_not_meet_the_same_moment_of_a_loop_again_and_again(loop_s: float) -> None:
+    at = [*accumulate(islice(uneven(), 400))]
+    met = Counter(int(10 * (look % loop_s) / loop_s) for look in at)
+    assert max(met.values()) <= 2 * len(at) / 10
 
 
 def test_lines_are_told_by_the_time_that_they_take() -> None:
