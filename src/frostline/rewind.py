@@ -1,8 +1,9 @@
-"""What a step puts back when it is tried again: random numbers, and buffers that a forward pass wrote."""
+"""What a step puts back when it is tried again: random numbers, and what a forward pass wrote."""
 
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 
 import numpy as np
 import torch
@@ -43,30 +44,32 @@ class Buffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        # places, not tensors: a model may put another tensor under the same name
+        # places, not tensors: a model may put another tensor under the same name, or the first one
         found = [
-            (module, name)
+            (module, name, buffer)
             for module in model.modules()
             for name, buffer in module._buffers.items()
-            if buffer is not None and buffer.numel()
+            if buffer is None or buffer.layout is torch.strided
         ]
-        self._places = [(module._buffers, name) for module, name in found]
-        self._of_norms = [module if isinstance(module, _NormBase) else None for module, _ in found]
-        self._kept: list[Tensor] = []
+        self._places = [(module._buffers, name) for module, name, _ in found]
+        self._of_norms = [module if isinstance(module, _NormBase) else None for module, *_ in found]
+        self._there = [buffer is not None and bool(buffer.numel()) for *_, buffer in found]
+        self._kept: list[Tensor | None] = []
         self._looked = False
 
     def tensors(self) -> list[Tensor]:
-        return [buffers[name] for buffers, name in self._places]  # type: ignore[misc]
+        """Those that there were from the beginning: what every rank has."""
+        return [now for now, there in zip(self._now(), self._there, strict=True) if there and now is not None]
+
+    def _now(self) -> list[Tensor | None]:
+        return [buffers[name] for buffers, name in self._places]
 
     def keep(self) -> None:
-        now = self.tensors()
-        same = len(self._kept) == len(now) and all(
-            a.shape == b.shape and a.dtype == b.dtype for a, b in zip(self._kept, now, strict=True)
-        )
-        if not same:
-            self._kept = [buffer.clone() for buffer in now]
-        elif now:
-            torch._foreach_copy_(self._kept, now)
+        now = self._now()
+        if len(self._kept) != len(now) or not all(map(_alike, self._kept, now)):
+            self._kept = [None if buffer is None else buffer.clone() for buffer in now]
+        elif tensors := [buffer for buffer in now if buffer is not None]:
+            torch._foreach_copy_([kept for kept in self._kept if kept is not None], tensors)
 
     def look(self, ranks: Ranks) -> None:
         """After the first pass: those that it left alone, on every rank, need no care.
@@ -75,23 +78,61 @@ class Buffers:
         """
         if self._looked:
             return
-        pairs = zip(self.tensors(), self._kept, self._of_norms, strict=True)
+        pairs = zip(self._now(), self._kept, self._of_norms, strict=True)
         told = ranks.gather(
             [
-                int((norm is not None and norm.training) or not torch.equal(now, before))
+                int((norm is not None and norm.training and now is not None) or not _equal(now, before))
                 for now, before, norm in pairs
             ]
         )
         moved = [any(flags) for flags in zip(*told, strict=True)]
         self._places = [place for place, wrote in zip(self._places, moved, strict=True) if wrote]
+        self._there = [there for there, wrote in zip(self._there, moved, strict=True) if wrote]
         self._kept = [kept for kept, wrote in zip(self._kept, moved, strict=True) if wrote]
         self._looked = True
 
     def restore(self, where: Tensor | None = None) -> None:
-        """As they were; where: 1.0 to put them back, 0.0 to leave them, without looking."""
+        """As they were; where: 1.0 to put them back, 0.0 to leave them, without looking.
+
+        One that got another shape is looked for: it is replaced as a whole, or left.
+        """
         for (buffers, name), kept in zip(self._places, self._kept, strict=True):
             now = buffers[name]
-            if now is None or now.shape != kept.shape or now.dtype != kept.dtype:
+            if kept is None or now is None or not _alike(now, kept):
+                if now is not kept and (where is None or bool(where)):
+                    buffers[name] = None if kept is None else kept.clone()
+            elif where is not None:
+                now.copy_(torch.where(where.bool(), kept, now))
+            elif torch._debug_has_internal_overlap(now) != 1:
+                now.copy_(kept)
+            elif not torch.equal(now, kept):  # one that was expanded takes no copy
                 buffers[name] = kept.clone()
-            else:
-                now.copy_(kept if where is None else torch.where(where.bool(), kept, now))
+
+
+class Extra:
+    """What the model's modules give as their extra state, as it was: counters, generators of their own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        own = nn.Module.get_extra_state, nn.Module.set_extra_state
+        self._kept = [
+            (module, deepcopy(module.get_extra_state()))
+            for module in model.modules()
+            if type(module).get_extra_state is not own[0] and type(module).set_extra_state is not own[1]
+        ]
+
+    def restore(self) -> None:
+        for module, kept in self._kept:
+            module.set_extra_state(deepcopy(kept))
+
+
+def _alike(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether one can be copied into the other."""
+    if one is None or other is None:
+        return one is other
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)

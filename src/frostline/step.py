@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatch
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from frostline.batch import Batch
+from frostline.batch import Batch, Ragged
 from frostline.errors import CompileFailed, OutOfMemory, UsageError
 from frostline.ranks import Alone, Ranks
-from frostline.rewind import Buffers
+from frostline.rewind import Buffers, Extra
 from frostline.rewind import Moment as Moment
 from frostline.scaling import Scaler
 from frostline.training import Training
@@ -92,13 +93,26 @@ class Step:
         """Times that an update waited for the device, to learn whether it may happen."""
         return self._update.syncs
 
+    def to_train_mode(self) -> list[str]:
+        """Train mode; parts that stay in eval mode, by name.
+
+        They are those without a parameter that trains which were in it while the model around them was not:
+        somebody set a frozen encoder so, and its statistics are not to follow, nor is it to drop anything.
+        """
+        resting = [*_resting(self.model, "")] if self.model.training else []
+        self.model.train()
+        for _, part in resting:
+            part.eval()
+        return [name for name, _ in resting]
+
     def rehearse(self, batch: Batch) -> Figures:
         """Forward and backward without an update: everything is afterwards as it was. For warming up."""
-        moment = Moment(self.device)
+        moment, extra = Moment(self.device), Extra(self.model)
         self._buffers.keep()
         while True:
-            figures, error = self._tried(batch, batch.n_rows, moment)
+            figures, error = self._tried(_copied(batch), batch.n_rows, moment)
             self._rewind(moment)
+            extra.restore()
             if self._ranks.agree(fits=error is None, rows=0)[0]:
                 return figures
             self._smaller(batch.n_rows, error)
@@ -107,12 +121,12 @@ class Step:
         """What the loss gives, in the model's present mode; no gradient is asked for."""
         moment = Moment(self.device)
         try:
-            return self._forward(batch)
+            return _detached(self._forward(_handed(batch)))
         except Exception as e:
             if not self._runs_without(e):
                 raise
         moment.restore()
-        return self._forward(batch)
+        return _detached(self._forward(_handed(batch)))
 
     # gradients
 
@@ -156,10 +170,13 @@ class Step:
         return total
 
     def _parts(self, batch: Batch, rows: int) -> Iterator[Batch]:
+        """As few as do, and of even size: a last one of a single row is none that batch norm takes."""
         size = self.microbatch or rows
         if size >= rows:
-            return iter([batch] if rows else [])
-        return (batch.part(start, min(rows, start + size)) for start in range(0, rows, size))
+            return iter([_handed(batch)] if rows else [])
+        n = -(-rows // size)
+        bounds = [-(-rows * i // n) for i in range(n + 1)]
+        return (batch.part(start, stop) for start, stop in pairwise(bounds))
 
     def _forward(self, batch: Batch) -> Figures:
         with self._autocast():
@@ -183,12 +200,14 @@ class Step:
     def _figures(self, result: Any) -> Figures:
         found = dict(result) if isinstance(result, Mapping) else {"loss": result}
         loss = found.get("loss")
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.requires_grad != torch.is_grad_enabled():
+        # without gradients it may still have one: a loss of derivatives switches them on for itself
+        lacks = isinstance(loss, Tensor) and torch.is_grad_enabled() and not loss.requires_grad
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex() or lacks:
             raise UsageError(_no_loss(result, loss))
         if problems := [wrong for name, value in found.items() if (wrong := _no_figure(name, value))]:
             raise UsageError(
                 "The workload's loss function returned figures that cannot be logged; expected one number "
-                "each, in a tensor or as it is. Take its mean, say, or leave it out:",
+                "each under a name of its own, in a tensor or as it is. Take its mean, or leave it out:",
                 problems=problems,
             )
         return {
@@ -266,6 +285,33 @@ class _Kept(Buffers):
                 follower.copy_(before if where is None else torch.where(where.bool(), before, follower))
 
 
+def _handed(batch: Batch) -> Batch:
+    """The same rows for a loss that may take fields out, or put others in: the step may need it again."""
+    fields = {name: _handed(value) if isinstance(value, Batch) else value for name, value in batch.items()}
+    return Batch(fields, batch._keys)
+
+
+def _copied(batch: Batch) -> Batch:
+    """In memory of its own, for a loss that writes into it, as one that masks tokens does."""
+    fields: dict[str, Any] = {}
+    for name, value in batch.items():
+        if isinstance(value, Batch):
+            value = _copied(value)
+        elif isinstance(value, Ragged):
+            value = Ragged(value.values.clone(), value.offsets)
+        fields[name] = value.clone() if isinstance(value, Tensor) else value
+    return Batch(fields, batch._keys)
+
+
+def _resting(module: nn.Module, before: str) -> Iterator[tuple[str, nn.Module]]:
+    """The outermost parts in eval mode that have nothing to train."""
+    for name, child in module.named_children():
+        if child.training:
+            yield from _resting(child, f"{before}{name}.")
+        elif not any(parameter.requires_grad for parameter in child.parameters()):
+            yield before + name, child
+
+
 @contextmanager
 def _multiplying(precision: str) -> Iterator[None]:
     """tf32 inside a step only: frozen networks that run beside it have to give a store's bits."""
@@ -296,19 +342,34 @@ _SPARSE = (
 )
 
 
+_TAKEN = frozenset(("step", "kind", "epoch", "lr", "grad_norm", "bad", "overflow"))
+"""Figures of the step and its loop; another one of that name would be lost, or be taken for it."""
+
+
+def _detached(figures: Figures) -> Figures:
+    return {name: value.detach() for name, value in figures.items()}
+
+
 def _no_loss(result: Any, loss: Any) -> str:
     expected = "expected a tensor of one number that gradients flow back from, or {'loss': that, …}"
     if isinstance(loss, Tensor):
         fault = "has no gradient" if loss.numel() == 1 else f"has shape {list(loss.shape)}"
+        fault = "is complex" if loss.is_complex() else fault
         return f"The workload's loss {fault}; {expected}."
-    got = f"a dict with {', '.join(result)}" if isinstance(result, Mapping) else type(result).__name__
+    names = ", ".join(map(str, result)) if isinstance(result, Mapping) else None
+    got = type(result).__name__ if names is None else f"a dict with {names}"
     return f"The workload's loss function returned {got}; {expected}."
 
 
-def _no_figure(name: str, value: Any) -> str | None:
+def _no_figure(name: Any, value: Any) -> str | None:
     """What is wrong with a figure beside the loss; None where it is one number."""
+    if not isinstance(name, str):
+        return f"{name!r} is {type(name).__name__}; a name is a text"
+    if name in _TAKEN:
+        return f"{name!r} is what every line has already: call it otherwise"
     if isinstance(value, Tensor):
-        return None if value.numel() == 1 else f"{name!r} has shape {list(value.shape)}"
+        fault = f"has shape {list(value.shape)}" if value.numel() != 1 else "is complex"
+        return f"{name!r} {fault}" if value.numel() != 1 or value.is_complex() else None
     try:
         if not isinstance(value, str | bytes):
             float(value)

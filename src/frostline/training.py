@@ -29,7 +29,8 @@ class Training:
     precision: TrainPrecision = "fp32"
     """bf16 and fp16: weights stay in fp32, forward runs in autocast; fp16 with a scaler."""
     microbatch: int | None = None
-    """Rows a forward and backward pass; a batch of more is split and its gradients added up. None: all."""
+    """The most rows of a forward and backward pass; a batch of more is split into parts of even size and its
+    gradients added up. None: all."""
     clip: float | None = None
     """The largest norm of all gradients together."""
     schedule: ScheduleKind | None = None

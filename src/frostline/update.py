@@ -6,6 +6,7 @@ by single calls, and the norm is worked out where somebody asks for it.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from copy import deepcopy
@@ -48,6 +49,8 @@ class Update:
         clip: float | None = None,
         scaler: Scaler | None = None,
     ) -> None:
+        if _needs_closure(optimizer):
+            raise UsageError(_CLOSURE.format(type(optimizer).__qualname__))
         self.optimizer, self.clip, self.scaler = optimizer, clip, scaler
         BUILT.setdefault(optimizer, [_given(group) for group in optimizer.param_groups])
         self.syncs = 0
@@ -55,6 +58,7 @@ class Update:
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._chose_fused = _fuse(optimizer)
         self._fused = bool(optimizer.param_groups) and all(g.get("fused") for g in optimizer.param_groups)
+        self._contiguous = [p.is_contiguous() for p in self.parameters]
         self._device = next((p.device for p in self.parameters), torch.device("cpu"))
         self._without_a_look = self._fused and self._device.type == "cuda"
         # torch's check has no bfloat16 on CUDA (pytorch issue 127176); norms of other types are looked at
@@ -69,6 +73,8 @@ class Update:
         gradients = [gradient for p in self.parameters if (gradient := p.grad) is not None]
         if any(gradient.is_sparse for gradient in gradients):
             gradients = self._values()
+        elif self._fused:
+            gradients = self._laid_out()
         if not gradients:
             raise UsageError(_NO_GRADIENT)
         if self.scaler is not None:
@@ -102,6 +108,21 @@ class Update:
                 found.append(parameter.grad.values())
             elif parameter.grad is not None:
                 found.append(parameter.grad)
+        return found
+
+    def _laid_out(self) -> list[Tensor]:
+        """The gradients, each in memory as its parameter, for fused kernels: a CPU's go by nothing else.
+
+        torch's own always are; those that somebody assigned may not be.
+        """
+        found = []
+        for parameter, contiguous in zip(self.parameters, self._contiguous, strict=True):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if not (contiguous and gradient.is_contiguous()) and gradient.stride() != parameter.stride():
+                parameter.grad = gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
+            found.append(gradient)
         return found
 
     def _norm(self, gradients: Sequence[Tensor]) -> Tensor:
@@ -187,6 +208,13 @@ def _unsure(tensors: list[Tensor]) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor.numel() < _LARGE]
 
 
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step calls the loss by itself, several times, as that of L-BFGS does."""
+    _, *wanted = inspect.signature(type(optimizer).step).parameters.values()
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(one.default is one.empty and one.kind not in free for one in wanted)
+
+
 def _given(group: dict[str, Any]) -> dict[str, Any]:
     """A group's options, in memory of their own: a schedule fills a rate that is a tensor in place."""
     options = {k: v for k, v in group.items() if k not in ("params", "param_names")}
@@ -241,11 +269,35 @@ def _fuse(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _fusible(parameter: Tensor, state: dict[str, Any]) -> bool:
-    """Adagrad counts steps from the beginning, and beside the parameter only where it was made fused."""
+    """Whether the kernel can take it: it would write into what lies between the numbers of a slice.
+
+    Adagrad counts steps from the beginning, and beside the parameter only where it was made fused.
+    """
     counted = state.get("step", parameter)
     near = not isinstance(counted, Tensor) or counted.device == parameter.device
-    return near and parameter.device.type in ("cuda", "cpu") and parameter.is_floating_point()
+    kind = parameter.device.type in ("cuda", "cpu") and parameter.is_floating_point()
+    return near and kind and _is_dense(parameter)
 
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its numbers fill one piece of memory, in whatever order.
+
+    >>> whole = torch.zeros(4, 6)
+    >>> _is_dense(whole.t()), _is_dense(whole[:, ::2]), _is_dense(whole[:1].expand(4, 6))
+    (True, False, False)
+    """
+    filled = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != filled:
+            return False
+        filled *= size
+    return True
+
+
+_CLOSURE = (
+    "{}.step(…) needs a closure that works out the loss anew, as often as it likes; a training step has one "
+    "forward and backward pass. Use an optimiser whose step() does without, such as AdamW or SGD."
+)
 
 _NO_GRADIENT = (
     "No parameter of the optimiser got a gradient. Does optimizer(model) take model.parameters(), do they "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -430,6 +431,7 @@ def test_a_teacher_does_not_follow_in_a_step_that_is_skipped() -> None:
         ("1.5", "- 'odd' is str: '1.5'"),
         (None, "- 'odd' is NoneType: None"),
         ([1.0, 2.0], r"- 'odd' is list: \[1.0, 2.0\]"),
+        (torch.ones((), dtype=torch.complex64), "- 'odd' is complex"),
     ],
 )
 def test_a_figure_that_is_not_one_number_is_named(value: Any, message: str) -> None:
@@ -452,6 +454,8 @@ def test_figures_may_be_numbers_of_every_kind() -> None:
         (lambda out: out.detach().mean(), "loss has no gradient"),
         (lambda out: {"mse": out.mean()}, "returned a dict with mse"),
         (lambda out: None, "returned NoneType"),
+        (lambda out: {3: out.mean()}, "returned a dict with 3"),
+        (lambda out: out.mean() * 1j, "loss is complex"),
     ],
 )
 def test_what_is_no_loss_is_refused(result: Callable[[Tensor], Any], message: str) -> None:
@@ -513,3 +517,138 @@ def test_memory_that_really_runs_out_makes_the_parts_smaller() -> None:
     step(Batch({n: v.cuda() for n, v in batch_of(rows, 0).items()}, []))
     assert step.microbatch == 32
     assert len(told) == 1
+
+
+@pytest.mark.parametrize(("rows", "microbatch"), [(7, 3), (9, 8), (4, 3), (13, 4), (5, 2)])
+def test_parts_are_of_even_size_so_that_no_single_row_is_left_for_a_norm(rows: int, microbatch: int) -> None:
+    model = net(norm=True)
+    seen = []
+
+    def look(model: nn.Module, batch: Batch) -> Tensor:
+        seen.append(batch.n_rows)
+        return loss(model, batch)["loss"]
+
+    if rows == 5:
+        model = net()  # 2, 2 and 1: there is no other way
+    Step(model, look, adamw(model), training=Training(microbatch=microbatch))(batch_of(rows, 0))
+    assert sum(seen) == rows
+    assert len(seen) == -(-rows // microbatch)
+    assert max(seen) - min(seen) <= 1
+
+
+def slope(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    with torch.enable_grad():
+        x = batch["x"].clone().requires_grad_()
+        out = model(x).sum()
+        (found,) = torch.autograd.grad(out, x, create_graph=True)
+        return {"loss": (found - 1).square().mean(), "out": out}
+
+
+def test_a_loss_of_derivatives_is_looked_at_without_gradients_too() -> None:
+    model = net()
+    step = Step(model, slope, adamw(model), training=Training())
+    with torch.no_grad():
+        figures = step.figures(batch_of(4, 0))
+    assert not any(value.requires_grad for value in figures.values())
+    assert torch.equal(figures["loss"], step(batch_of(4, 0))["loss"])
+
+
+@pytest.mark.parametrize("name", ["step", "kind", "epoch", "lr", "grad_norm", "bad", "overflow", 3])
+def test_a_figure_under_a_name_that_is_taken_is_refused_before_it_is_lost(name: Any) -> None:
+    model = net()
+    step = Step(model, lambda m, b: loss(m, b) | {name: 1.0}, adamw(model), training=Training())
+    with pytest.raises(UsageError, match=rf"a name of its own(.|\n)*- {name!r} is "):
+        step.rehearse(batch_of(4, 0))
+
+
+class Stamped(Net):
+    """Draws from a generator of its own, which is its extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = torch.Generator().manual_seed(3)
+
+    def get_extra_state(self) -> Tensor:
+        return self.own.get_state()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.own.set_state(state)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn(x.shape, generator=self.own))
+
+
+def test_a_rehearsal_leaves_a_models_extra_state_alone() -> None:
+    model = Stamped()
+    before = model.get_extra_state()
+    step_of(model).rehearse(batch_of(4, 0))
+    assert torch.equal(model.get_extra_state(), before)
+
+
+class Frozen(Net):
+    def __init__(self, *, frozen: bool = True) -> None:
+        super().__init__(dropout=0.5, norm=True)
+        self.body.eval().requires_grad_(not frozen)
+
+
+def test_a_frozen_part_that_was_set_to_eval_mode_stays_so_in_training() -> None:
+    model = Frozen()
+    assert step_of(model).to_train_mode() == ["body"]
+    assert (model.training, model.head.training) == (True, True)
+    assert not any(part.training for part in model.body.modules())
+
+
+@pytest.mark.parametrize("model", [Frozen(frozen=False), Frozen().eval()])
+def test_parts_that_train_and_models_that_came_in_eval_mode_are_set_to_train_mode(model: nn.Module) -> None:
+    assert step_of(model).to_train_mode() == []
+    assert all(part.training for part in model.modules())
+
+
+def popping(model: nn.Module, batch: Batch) -> Tensor:
+    found: Tensor = (model(batch.pop("x")) - batch.pop("y")).square().mean()
+    return found
+
+
+def replacing(model: nn.Module, batch: Batch) -> Tensor:
+    batch["x"] = batch["x"] * 0.5
+    return loss(model, batch)["loss"]
+
+
+def writing(model: nn.Module, batch: Batch) -> Tensor:
+    batch["x"].mul_(0.5)
+    batch["r"].values.mul_(2)
+    batch["inner"]["x"].add_(1)
+    return loss(model, batch)["loss"]
+
+
+@pytest.mark.parametrize("changes", [popping, replacing, writing])
+def test_a_loss_may_change_its_batch_and_a_rehearsal_leaves_no_trace_of_that(changes: Any) -> None:
+    def made() -> Batch:
+        inner = Batch({"x": torch.ones(2)}, ["a", "b"])
+        ragged = Ragged(torch.arange(6), torch.tensor([0, 1, 3, 6, 6]))
+        return Batch({**batch_of(4, 0), "r": ragged, "inner": inner}, [*"abcd"])
+
+    model, other, batch = net(), net(), made()
+    rehearsed, at_once = (Step(m, changes, adamw(m), training=Training()) for m in (model, other))
+    for _ in range(2):
+        rehearsed.rehearse(batch)
+    assert torch.equal(batch["x"], made()["x"])
+    assert (batch["r"].values.tolist(), batch["inner"]["x"].tolist()) == ([*range(6)], [1.0, 1.0])
+    rehearsed(batch)
+    at_once(made())
+    assert same(model, other)
+    assert [*batch] == ["x", "y", "r", "inner"]
+
+
+def test_what_a_loss_took_out_of_its_batch_is_there_when_it_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model: real(model, backend=refusing))
+    for call in (Step.__call__, Step.figures):
+        model, batch = net(), batch_of(4, 0)
+        compiled = Training(compile=True)
+        step = Step(model, popping, adamw(model), training=compiled, note=lambda text: None)
+        assert math.isfinite(float(call(step, batch)["loss"]))
+        assert step.called is model
+        assert batch.n_rows == 4  # a mean over batches is weighted by it

@@ -218,6 +218,34 @@ def test_who_chose_a_kernel_keeps_it(how: dict[str, bool]) -> None:
     assert not optimizer.param_groups[0].get("fused")
 
 
+LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "as torch makes them": (lambda p: p, lambda g: g),
+    "a transposed gradient": (lambda p: p, lambda g: g.transpose(0, 1).contiguous().transpose(0, 1)),
+    "channels last, a plain gradient": (lambda p: p.to(memory_format=torch.channels_last), lambda g: g),
+    "a slice": (lambda p: p[:, ::2], lambda g: g),
+}
+
+
+@pytest.mark.parametrize("make", UPDATES.values(), ids=UPDATES)
+@pytest.mark.parametrize(("laid", "given"), LAYOUTS.values(), ids=LAYOUTS)
+def test_an_update_goes_to_its_own_numbers_however_they_lie_in_memory(
+    make: Any, laid: Callable[[Tensor], Tensor], given: Callable[[Tensor], Tensor]
+) -> None:
+    """torch's fused kernels on a CPU go through memory from its beginning, whatever the strides."""
+    values = torch.randn(4, 6, 3, 3)
+    held = values.clone()
+    ours, theirs = nn.Parameter(laid(held)), nn.Parameter(laid(values).clone().contiguous())
+    update, optimizer = Update(make([ours])), make([theirs])
+    for _ in range(3):
+        gradient = torch.randn(ours.shape)
+        ours.grad, theirs.grad = given(gradient), gradient.clone()
+        update({"loss": FINE}, NO_BUFFERS)
+        optimizer.step()
+    assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    if ours.shape != held.shape:
+        assert torch.equal(held[:, 1::2], values[:, 1::2])
+
+
 def embedded(table: nn.Embedding, rows: Sequence[int]) -> Tensor:
     found: Tensor = table(torch.tensor(rows)).square().sum()
     return found
@@ -249,6 +277,15 @@ def test_sparse_gradients_train_as_torch_trains_them(make: Any, clip: float | No
     (embedded(ours, rows) * math.nan).backward()  # type: ignore[no-untyped-call]
     assert float(update({"loss": FINE}, NO_BUFFERS)["bad"]) == 1
     assert torch.equal(ours.weight, before)
+
+
+def test_an_optimiser_that_needs_a_closure_is_refused_and_one_with_a_scheduler_is_not() -> None:
+    parameters = [nn.Parameter(torch.ones(2))]
+    with pytest.raises(UsageError, match=r"LBFGS.step\(…\) needs a closure(.|\n)*Use an optimiser"):
+        Update(torch.optim.LBFGS(parameters))
+    scheduled = torch.optim.SGD(parameters, 0.1)
+    torch.optim.lr_scheduler.LinearLR(scheduled)  # wraps its step
+    Update(scheduled)
 
 
 def test_no_gradient_at_all_is_an_error() -> None:

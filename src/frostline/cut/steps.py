@@ -43,11 +43,12 @@ def step_cost(workload: Workload, *, device: str = "cpu") -> StepCost:
     batch = _batch(workload, size, place)
     try:
         given = workload.model.get() if isinstance(workload.model, Lazy) else workload.model
-        model = copy.deepcopy(given).to(place).train()
+        model = copy.deepcopy(given).to(place)
         step = Step(
             model, workload.loss, workload.optimizer(model), training=Training.of(workload.training),
             device=place, note=_silent,
         )  # fmt: skip
+        step.to_train_mode()
         cost = clocked(lambda: step(batch), 1, place)
     except FrostlineError:
         raise

@@ -369,7 +369,10 @@ def find(path: Path) -> Path:
 
 
 def weights(path: Path) -> dict[str, Tensor]:
-    """Weights alone, for `init_from`: those of a checkpoint (see `load`), or a .safetensors file."""
+    """Weights alone, for `init_from`: those of a checkpoint (see `load`), or a .safetensors file.
+
+    A tensor that has two names in the checkpoint's model is there under both: they may be two in another.
+    """
     path = Path(path)
     if path.suffix in _PICKLED:
         raise CheckpointError(
@@ -377,7 +380,9 @@ def weights(path: Path) -> dict[str, Tensor]:
             f"comes from: safetensors.torch.save_file(state_dict, 'weights.safetensors')."
         )
     if path.suffix != ".safetensors":
-        return load(path, only=["model"]).groups["model"]
+        loaded = load(path, only=["model"])
+        found, shared = loaded.groups["model"], loaded.state.get("model", {}).get("shared", {})
+        return found | {name: found[other] for name, other in shared.items() if other in found}
     try:
         return tensorfile.read(path)
     except OSError as e:

@@ -133,6 +133,12 @@ class Job:
     def _begin(
         self, loop: Loop, loaded: checkpoint.Loaded | None, init_from: PathLike | None, schedule: Schedule
     ) -> None:
+        if any("initial_lr" in group for group in loop.step.optimizer.param_groups):
+            rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(loop._base))
+            self.progress.note(
+                f"optimizer(model) made a torch scheduler, which is never stepped: the peak is {rates}, as "
+                f"it left the rate. Leave it out, and give training={{'schedule': 'cosine'}}, say"
+            )
         if loaded is not None:
             loop.restore(loaded)
             self.progress.note(f"going on from {loaded.path}: step {loop.at:,}")
@@ -165,11 +171,13 @@ class Job:
         model = given.loader(*given.args, **given.kwargs) if isinstance(given, Lazy) else given
         if not isinstance(model, nn.Module):
             raise UsageError(f"The workload's model is {type(model).__name__}; expected an nn.Module.")
+        state.refuse_lazy(model)
         model = model.to(self.device)
         optimizer = self.workload.optimizer(model)  # type: ignore[misc]
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(
-                f"optimizer(model) returned {type(optimizer).__name__}; expected a torch optimiser."
+                f"optimizer(model) returned {type(optimizer).__name__}; expected one torch optimiser, with "
+                f"groups of parameters where they train differently."
             )
         if self.group.world > 1:
             self.group.copy_first([*model.parameters(), *model.buffers()])

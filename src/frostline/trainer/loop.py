@@ -24,6 +24,8 @@ from frostline.step import Step
 from frostline.supply import Supply
 from frostline.trainer import moment
 from frostline.trainer.checkpoint import Checkpoints, Loaded, load
+from frostline.trainer.contents import checked
+from frostline.trainer.differences import some
 from frostline.trainer.distributed import Single
 from frostline.trainer.evaluation import check, evaluate
 from frostline.trainer.folder import STABLE
@@ -35,8 +37,8 @@ from frostline.trainer.limits import Limits
 from frostline.trainer.meter import Meter, Window
 from frostline.trainer.progress import TrainProgress
 from frostline.trainer.recorder import Recorder, read_metrics
-from frostline.trainer.schedule import Schedule
-from frostline.trainer.skipped import Bad, Skipped
+from frostline.trainer.schedule import Schedule, peaks
+from frostline.trainer.skipped import Bad, Skipped, named
 from frostline.workload import Workload
 
 _COUNTED = ("bad", "overflow")
@@ -79,7 +81,7 @@ class Loop:
         self.figures: dict[str, float] = {}
         self._elapsed_before, self._began = 0.0, time.monotonic()
         self._decaying = False
-        self._base = [float(group["lr"]) for group in self.step.optimizer.param_groups]
+        self._base = peaks(self.step.optimizer)
         self._meter, self._busy = Meter(), Busy(self.step.device)
         self._skipped = Skipped(self.settings, parts.progress.note)
         self._audit: GradientAudit | None = None
@@ -174,7 +176,11 @@ class Loop:
 
     def run(self) -> str | None:
         """Train; why it ended before its last step, or None."""
-        self.step.model.train()
+        if resting := self.step.to_train_mode():
+            self.p.progress.note(
+                f"in eval mode where the model was made, and nothing in it trains: {some(resting, 8)} "
+                f"{'stays' if len(resting) == 1 else 'stay'} so"
+            )
         self._began = time.monotonic()
         self._catch_up()
         if self.done:
@@ -191,6 +197,9 @@ class Loop:
         self._window, self._turned = Window(self.at), time.monotonic()
         while batch is not None:
             self._one(batch)
+            if self.at == 1:  # what cannot be saved is to show now, and not when hours are to be
+                groups, state = moment.take(self.step, self.p.ranks)
+                checked(self.at, groups, state, None)
             if self.at == begun + 1 and not self._logs_after(self.at):
                 self._window = Window(self.at)  # the first step is no measure: it makes the optimiser's state
             stopped = self._between()
@@ -236,7 +245,11 @@ class Loop:
             else:
                 group["lr"] = base * factor
         self._busy.begin()
-        figures = self.step(batch, norm=self._logs_after(self.at + 1))
+        try:
+            figures = self.step(batch, norm=self._logs_after(self.at + 1))
+        except Exception as e:
+            e.add_note(self._where(batch))
+            raise
         self._busy.end()
         self.at += 1
         self._window.rows += self._samples(batch)
@@ -250,6 +263,14 @@ class Loop:
             self._audit.verdict()
             self._audit = self.step.on_grads = None
         self.p.limits.stepped(time.monotonic() - self._turned)
+
+    def _where(self, batch: Batch) -> str:
+        """For an error of the model or its loss: what it was at, and what is left to go on from."""
+        kept = "no checkpoint was written yet"
+        if self.saved_at is not None:
+            kept = f"the checkpoint of step {self.saved_at:,} is kept"
+        keys = [] if batch._keys is None else batch.keys_of_rows
+        return f"(in {named((self.at + 1, keys))}; {kept})"
 
     def _samples(self, batch: Batch) -> int:
         """Rows of this rank's share; a batch in parts counts what `batch_size` does, such as episodes."""
@@ -325,7 +346,11 @@ class Loop:
     def _prepare(self, batch: Batch) -> None:
         """Rehearse with the first batch: warms up, shows what fits, and gives the figures of the forecast."""
         began = time.monotonic()
-        figures = self.step.rehearse(batch)
+        try:
+            figures = self.step.rehearse(batch)
+        except Exception as e:
+            e.add_note(self._where(batch))
+            raise
         seconds = time.monotonic() - began
         if self.p.ranks.most(int(1000 * seconds)) < 5000:
             began = time.monotonic()

@@ -136,7 +136,11 @@ def load_optimizer(
     lacks = [f"the part {key!r} is missing" for key in _PARTS if key not in about]
     problems = lacks or _differences(optimizer, model, groups, about)
     if problems:
-        raise CheckpointError("The checkpoint's optimiser state does not fit:", problems=problems)
+        raise CheckpointError(
+            "The checkpoint's optimiser state does not fit this optimiser. Go on with the one it was trained "
+            "with, or begin a new run with its weights: `--init-from RUN --out NEW`. What differs:",
+            problems=problems,
+        )
     numbers = {name: i for i, name in enumerate(name for names in groups for name in names)}
     state = {numbers[name]: whole(value, tensors) for name, value in about["state"].items()}
     other, more = whole(about["other"], tensors), whole(about["more"], tensors)
@@ -158,8 +162,21 @@ def load_optimizer(
     for parameter, name in _parameters(optimizer, model):
         if name in about["state"]:
             now = optimizer.state[parameter]
-            optimizer.state[parameter] = _settled(now, state[numbers[name]], name, on_host)
+            settled = _settled(now, state[numbers[name]], name, on_host)
+            optimizer.state[parameter] = {key: _laid_out(v, parameter) for key, v in settled.items()}
     _begin(optimizer)
+
+
+def _laid_out(value: Any, parameter: Tensor) -> Any:
+    """In memory as the parameter is: a file holds no strides, and fused kernels go by those of the parameter.
+
+    With others they would take momentum for that of another weight, in silence (channels_last, `.t()`).
+    """
+    if not isinstance(value, Tensor) or value.shape != parameter.shape:
+        return value
+    if value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _differences(

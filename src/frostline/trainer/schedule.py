@@ -98,6 +98,19 @@ class Schedule:
         return f"step {when:,.0f}" if self.total_steps is not None else duration(when)
 
 
+def peaks(optimizer: Any) -> list[float]:
+    """The learning rate of each of an optimiser's groups, as it was given: what a schedule scales."""
+    given = [group.get("lr") for group in optimizer.param_groups]
+    problems = [f"group {i}: lr is {rate!r}" for i, rate in enumerate(given) if rate is None]
+    if problems:
+        raise UsageError(
+            f"{type(optimizer).__qualname__} has no learning rate for the schedule to scale; expected a "
+            f"number in each group. Give it lr=… (and switch off a rate that it finds by itself):",
+            problems=problems,
+        )
+    return [float(rate) for rate in given]
+
+
 def _of_kind(schedule: Schedule) -> list[str]:
     end = (schedule.total_steps, schedule.total_s)
     problems = []

@@ -69,7 +69,7 @@ class Skipped:
         self._found = deque((step, keys[: _KEYS + 1]) for step, keys in self._found)
         if new:
             skipped = "1 update" if len(new) == 1 else f"{len(new):,} updates"
-            self._note(f"{skipped} skipped: loss or gradient is no number ({_named(new[0])})")
+            self._note(f"{skipped} skipped: loss or gradient is no number ({named(new[0])})")
         return new
 
     @property
@@ -84,13 +84,17 @@ class Skipped:
         )
         return TrainStopped(
             f"{len(self._found)} of the last {self._window} updates were skipped, because loss or gradient "
-            f"was no number (max_bad_steps={self._most}). First in this window: {_named(self._found[0])}. "
+            f"was no number (max_bad_steps={self._most}). First in this window: {named(self._found[0])}. "
             f"{kept}. Look at these samples (metrics.jsonl names them all); try a smaller rate, clip=1.0, or "
             f"precision bf16 instead of fp16."
         )
 
 
-def _named(bad: Bad) -> str:
+def named(bad: Bad) -> str:
+    """
+    >>> named((7, ["a", "b"]))
+    "step 7, keys 'a', 'b'"
+    """
     at, keys = bad
     more = ", …" if len(keys) > _KEYS else ""
     return f"step {at:,}" + (f", keys {', '.join(map(repr, keys[:_KEYS]))}{more}" if keys else "")

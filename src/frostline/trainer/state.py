@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from frostline.errors import CheckpointError, UsageError
 from frostline.trainer.differences import misfit, some, unexpected
@@ -76,7 +77,9 @@ def load_model(
     named, extras = _named(model)
     shared: Mapping[str, str] = _shared(named) if about is None else about.get("shared", {})
     sources = {name: name if name in tensors else shared.get(name, "") for name in named}
-    problems = _compare(named, tensors, sources, shared)
+    vacant = _vacant(unwrapped(model))
+    late = {name: tensor for name, tensor in tensors.items() if name in vacant}
+    problems = _compare(named, {n: t for n, t in tensors.items() if n not in late}, sources, shared)
     kept = (about or {}).get("extra", {})
     problems += [f"{name}: not in the checkpoint" for name in extras if name not in kept]
     problems += unexpected(extras, kept)
@@ -91,6 +94,10 @@ def load_model(
     values |= {name: whole(value, extra or {}) for name, value in kept.items()}
     root = unwrapped(model)
     root.load_state_dict({real: values[name] for name, real in _real_names(root).items()})
+    near = next((t.device for t in root.parameters()), torch.device("cpu"))
+    for name, tensor in late.items():
+        module, key = vacant[name]
+        module._buffers[key] = tensor.detach().clone().to(near)
     _load_buffers(root, buffers or {})
 
 
@@ -142,15 +149,21 @@ def _named(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors of the state_dict under clean names; what stands in it besides (extra state)."""
     root = unwrapped(model)
     state = root.state_dict(keep_vars=True)
+    refuse_lazy(root)
     found = {name: state[real] for name, real in _real_names(root).items()}
-    lazy = [name for name, t in found.items() if nn.parameter.is_lazy(t)]
-    if lazy:
-        raise UsageError(
-            f"The model has lazy modules without a shape yet: {some(lazy)}. Put one batch through it first."
-        )
     is_extra = {name: name.rpartition(".")[2] == "_extra_state" for name in found}
     tensors = {n: t for n, t in found.items() if isinstance(t, Tensor) and not is_extra[n]}
     return tensors, {n: v for n, v in found.items() if n not in tensors}
+
+
+def refuse_lazy(model: nn.Module) -> None:
+    """UsageError for a model that takes its shapes from a first batch: a checkpoint could not be compared."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    if lazy := [clean(name) for name, tensor in named if nn.parameter.is_lazy(tensor)]:
+        raise UsageError(
+            f"The model has lazy modules without a shape yet: {some(lazy)}. Give them their sizes, or put "
+            f"one batch through the model first, where it is made: `model(torch.zeros(1, …)); return model`."
+        )
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
@@ -181,7 +194,20 @@ def _loose_places(root: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def _loose(model: nn.Module) -> dict[str, Tensor | None]:
-    return {name: module._buffers.get(key) for name, module, key in _loose_places(unwrapped(model))}
+    """Without sparse ones, which no file holds: the graph of a network on graphs is made with the model."""
+    found = {name: module._buffers.get(key) for name, module, key in _loose_places(unwrapped(model))}
+    return {name: t for name, t in found.items() if t is None or t.layout is torch.strided}
+
+
+def _vacant(root: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """Buffers without a tensor yet, which a pass may give them. A norm's stay so: it has no statistics."""
+    return {
+        clean(f"{prefix}.{key}" if prefix else key): (module, key)
+        for prefix, module in root.named_modules()
+        if not isinstance(module, _NormBase)
+        for key, buffer in module._buffers.items()
+        if buffer is None and key not in module._non_persistent_buffers_set
+    }
 
 
 def _load_buffers(root: nn.Module, buffers: Mapping[str, Tensor]) -> None:

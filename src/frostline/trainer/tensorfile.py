@@ -53,7 +53,8 @@ def unfit(tensors: Mapping[str, Tensor]) -> list[str]:
     found = []
     for name, t in tensors.items():
         if t.layout is not torch.strided or t.is_quantized:
-            found.append(f"{name}: a {str(t.layout).removeprefix('torch.')} or quantized tensor")
+            kind = "quantized" if t.is_quantized else str(t.layout).removeprefix("torch.")
+            found.append(f"{name}: a {kind} tensor (a buffer may be left out: persistent=False)")
         elif t.is_meta:
             found.append(f"{name}: on the meta device, it has no values")
         elif t.dtype not in _CODES:

@@ -13,7 +13,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, DataParallel | DistributedDataParallel):
             model = model.module
-        elif isinstance(inner := model._modules.get(_COMPILED), nn.Module):
+        elif isinstance(inner := dict(model.named_children()).get(_COMPILED), nn.Module):
             model = inner
         else:
             return model

@@ -93,6 +93,33 @@ def test_training_goes_on_bit_for_bit(tmp_path: Path, name: str) -> None:
     assert same(optimizer.state_dict(), other.state_dict())
 
 
+@pytest.mark.parametrize("make", [o.AdamW, o.SGD, o.Adagrad])
+def test_state_lies_in_memory_as_its_parameter_does(tmp_path: Path, make: Any) -> None:
+    """Fused kernels take it for granted: with other strides, momentum went to other weights."""
+
+    def built(seed: int) -> nn.Sequential:
+        model = net(seed)
+        first, last = model[0], model[-1]
+        for layer in (first, last):
+            layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
+        return model
+
+    def fused(parameters: Any) -> Optimizer:
+        more = {"momentum": 0.9} if make is o.SGD else {}
+        made: Optimizer = make(parameters, lr=0.1, fused=True, **more)
+        return made
+
+    model, again = built(0), built(5)
+    optimizer = fused(model.parameters())
+    train(model, optimizer, 4, seed=1)
+    other = resumed(tmp_path, model, optimizer, fused, again)
+    for m, opt in ((model, optimizer), (again, other)):
+        train(m, opt, 4, seed=2)
+    assert not model[0].weight.is_contiguous()
+    assert same(model.state_dict(), again.state_dict())
+    assert same(optimizer.state_dict(), other.state_dict())
+
+
 def test_a_step_does_not_change_the_checkpoint_it_was_loaded_from() -> None:
     model = net()
     optimizer = o.Adam(model.parameters())
