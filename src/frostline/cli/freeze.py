@@ -42,7 +42,13 @@ def freeze(
     overrides: OverridesArgument = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="STORE", help="The store's folder; default: stores/TARGET.", show_default=False),
+        typer.Option(
+            "--out",
+            "--store",
+            metavar="STORE",
+            help="The store's folder; default: stores/TARGET.",
+            show_default=False,
+        ),
     ] = None,
     cut: Annotated[
         str | None,

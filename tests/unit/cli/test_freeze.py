@@ -98,6 +98,11 @@ def signalled(monkeypatch) -> Any:
     return by
 
 
+def test_the_folder_is_called_store_too_as_training_calls_it(freeze, folder: Path) -> None:
+    assert freeze(f"{NAME}.py", "--store", "mine")[0] == 0
+    assert len(fl.Store.open(folder / "mine")) == 12
+
+
 def test_a_dry_run_writes_nothing(freeze, folder: Path) -> None:
     code, out, _ = freeze(f"{NAME}.py", "--dry-run")
     assert code == 0
