@@ -258,6 +258,31 @@ for _ in range(100_000):
     assert f"FINAL {sum(range(24_000)):.1f}" in out
 
 
+FEATURES = (
+    START
+    + """
+from torch.utils.data import DataLoader, TensorDataset
+encoder = nn.Linear(4, 4)
+with torch.no_grad():
+    features = [encoder(x) for (x,) in DataLoader(TensorDataset(torch.arange(240.0).reshape(-1, 4)), 1)]
+final(len(features), torch.cat(features).sum().item())
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range({steps}):
+    model(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+"""
+)
+
+
+def test_features_that_a_training_needs_are_whole_and_the_training_is_profiled(tmp_path: Path) -> None:
+    """In one process, where no optimiser is there yet: the loop has fewer batches than are measured."""
+    found, out, _ = profiled(tmp_path, FEATURES.format(steps=100_000))
+    assert found.boundary == "SGD.step"
+    (tmp_path / "train.py").write_text(FEATURES.format(steps=1), encoding="utf-8")
+    assert line(out) == line(alone(tmp_path))
+
+
 COMPILED_STEP = (
     START
     + """

@@ -32,6 +32,8 @@ from .starts import Starts
 
 _PATIENCE = 5
 """The warm-up takes at most so many times the steps asked for."""
+_AT_LEAST = 2
+"""Times as many batches as are measured: a loop of calls that has fewer left may end first."""
 _TOLD_EVERY_S = 3.0
 _WRITTEN_EVERY_S, _WRITTEN_AT_ONCE = 10.0, 3
 """Only a kill leaves no time to write: writing takes milliseconds, in which workers go on preparing. So what
@@ -74,8 +76,9 @@ class Agent:
         self.notes: list[str] = []
         self.graphs = 0
         self.waits: list[list[Any]] = []
-        self.done = self.held = False
-        """Nothing is watched any more; all was seen, but the script goes on."""
+        self.done = self.held = self.makes = False
+        """Nothing is watched any more; all was seen, but the script goes on; so it does, as its loop of calls
+        ends before all is seen, and what it makes may be trained on."""
         self.swallowed = self.asked = self.fresh_before = self.early = 0
         self.told = self.written = time.perf_counter()
         self.warmup = 0
@@ -90,6 +93,7 @@ class Agent:
         self.ends.install()
         self.modules.begin()
         self.loaders.told = self._waited
+        self.loaders.ended = self.guarded(self._loop_ended)
         # these stay until `unhook`: torch iterates over its hooks, so none may be taken away inside of one
         self.handles = [
             optimizers.register_optimizer_step_pre_hook(self.guarded(self._stepping)),
@@ -285,19 +289,24 @@ class Agent:
             if not calm and world == 1:
                 self.notes.append(f"the steps had not become steady after {self.n} of them")
             self.warmup, self.graphs = self.n, _graphs()
-            self.queue = plan(
-                self.settings["steps"],
-                1.0 if world > 1 else self._usual(),  # all ranks stop at the same step
-                cuda=cuda.used(),
-                replay=self.settings["replay"] and not self._goes_on() and world == 1,
-                trace=self.settings["trace"] or cuda.used(),
-                workers=any(about["workers"] for about in self.loaders.seen.values()),
-            )
+            own = total([block for block in self._planned(world) if block.phase not in AGAIN])
+            self.makes = self._without_gradients() and self.loaders.left() < _AT_LEAST * own
+            self.queue = self._planned(world)
             self.plan = [] if world > 1 else [*self.queue]
             self.asked = self.n + total(self.queue)
             self._write("unfinished")
             self.early = _WRITTEN_AT_ONCE
             self._next()
+
+    def _planned(self, world: int) -> list[Block]:
+        return plan(
+            self.settings["steps"],
+            1.0 if world > 1 else self._usual(),  # all ranks stop at the same step
+            cuda=cuda.used(),
+            replay=self.settings["replay"] and not self._goes_on() and world == 1,
+            trace=self.settings["trace"] or cuda.used(),
+            workers=any(about["workers"] for about in self.loaders.seen.values()),
+        )
 
     def _usual(self) -> float:
         return statistics.median(self.times) if self.times else 1.0
@@ -470,8 +479,25 @@ class Agent:
         """Whether the script is not stopped. Asked for; or calls end steps and a training may be yet to come,
         in this process or, where this is not the command itself, in the next: it needs what is made here."""
         child = os.getppid() != self.settings.get("launcher", os.getppid())
-        makes = child and self.starts.by_calls and not torch.is_grad_enabled()
+        makes = (self.makes and not self.loaders.over_again()) or (child and self._without_gradients())
         return self.keep_going or self.starts.unsure or makes
+
+    def _without_gradients(self) -> bool:
+        return self.starts.by_calls and not torch.is_grad_enabled()
+
+    def _loop_ended(self) -> None:
+        """A loop of calls is over that was given a batch twice: nothing is to be made of its results."""
+        here = threading.get_ident() == self.thread and os.getpid() == self.pid
+        if here and self._without_gradients() and not self.done:
+            self.notes.append(
+                f"the loop in which each {self.boundary_name} is a step ended before all steps were seen. It "
+                f"was given some batches twice, so the script is stopped there; if a training follows, "
+                f"--keep-going profiles that"
+            )
+            self.finish("stopped")
+            self.note_progress("done: the script is stopped here")
+            self.ends.see_to_it()
+            self.ends.stop()
 
     def _stop_again(self) -> None:
         if not self.keep_going and not self.ends.finished:

@@ -7,6 +7,7 @@ batch, into a file of its own: workers end without a word.
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import operator
 import os
@@ -32,10 +33,10 @@ About = dict[str, Any]
 _EMPTY: About = {
     "workers": 0, "calls": 0, "wait_s": 0.0, "batch_size": None, "pinned": False, "items": 0, "repeats": 0,
     "batches": None, "samples": None, "kept": None, "as": None, "steps": 0, "now": 0, "there": None,
-    "made": None, "anew": 0, "persistent": False, "ending": 0.0, "aside": 0, "missed": 0,
+    "made": None, "anew": 0, "persistent": False, "ending": 0.0, "aside": 0, "missed": 0, "given": 0,
 }  # fmt: skip
 _SCRIPT: dict[str, Any] = {"dataset": "the script itself", "start": -1.0, "s": 0.0, "n": 0}
-_PRIVATE = ("known", "kept", "steps", "now", "each", "as", "there", "made", "ending", "missed")
+_PRIVATE = ("known", "kept", "steps", "now", "each", "as", "there", "made", "ending", "missed", "given")
 _MOST_ITEMS = 4_000_000
 """Items of a data set whose numbers are remembered."""
 _MOST_UNCOUNTED = 1_000_000
@@ -57,6 +58,10 @@ class Loaders:
 
     def __init__(self, folder: Path) -> None:
         self.told: Callable[[float, float, int, bool], None] | None = None
+        self.ended: Callable[[], None] | None = None
+        """Called where a loader has no batch left that has handed out one again."""
+        self.handed = False
+        """Whether a batch was handed out that the script would not have had."""
         self.spans: Any = None
         self.replay = ""
         """"replay", "compute" or "half": what was kept is handed out instead of new batches."""
@@ -132,6 +137,7 @@ class Loaders:
     def _begins(self, iterator: Any) -> None:
         self.begun += 1
         if (about := getattr(iterator, "_frostline", None)) is not None:
+            about["given"] = 0
             self._epochs.begins(iterator, about)
 
     def watch(self, on: bool) -> None:
@@ -185,11 +191,14 @@ class Loaders:
         came, rows = False, 0
         try:
             batch = self._again(about) if self.replay else None
+            self.handed = self.handed or batch is not None
             batch = original(iterator) if batch is None else batch
             came, rows = True, n_rows(batch)
         except StopIteration:
             iterator._frostline_over = True
             about["ending"] = time.perf_counter() - began
+            if self.handed and self.ended is not None:
+                self.ended()
             raise
         finally:
             self._within.one = False
@@ -204,6 +213,7 @@ class Loaders:
 
     def _count(self, about: About, began: float, ended: float, rows: int, came: bool) -> None:
         about["calls"] += came
+        about["given"] += came
         about["now"] += came
         about["aside"] += came and self._epochs.aside
         about["wait_s"] += ended - began
@@ -248,6 +258,18 @@ class Loaders:
                 about["steps"] += 1
                 about["each"][about["now"]] += 1
             about["now"] = 0
+
+    def left(self) -> float:
+        """Batches that are yet to come, of the loader of which the fewest are among those that steps read
+        from; no end where that is not known."""
+        return min((a["batches"] - a["given"] for a in self._sized()), default=math.inf)
+
+    def over_again(self) -> bool:
+        """Whether one of these has begun anew."""
+        return any(a["calls"] > a["batches"] for a in self._sized())
+
+    def _sized(self) -> list[About]:
+        return [a for a in self.seen.values() if a["steps"] and a["batches"]]
 
     def replayable(self, how: str) -> bool:
         """Whether there is a batch to hand out again, or half of one."""

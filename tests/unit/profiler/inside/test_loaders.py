@@ -346,3 +346,22 @@ def test_other_supplies_are_waited_for_in_the_same_way(loaders: Loaders, told: T
     known = about(loaders)
     assert (known["dataset"], known["calls"]) == ("mine", 2)
     assert all(s.end >= s.start for s in loaders.spans.found)
+
+
+def test_the_end_of_a_loop_that_was_given_a_batch_twice_is_told(loaders: Loaders) -> None:
+    ends: list[int] = []
+    loaders.ended = lambda: ends.append(1)
+    loader = DataLoader(Numbers(10), batch_size=1)
+    loaders.keep = True
+    for _ in loader:
+        loaders.step()
+    assert (ends, loaders.handed, loaders.over_again()) == ([], False, False)
+    lefts, n = [], 0
+    for _ in loader:
+        loaders.step()
+        n += 1
+        loaders.replay = "replay" if 3 <= n < 6 else ""
+        lefts.append(loaders.left())
+    assert (ends, loaders.handed, loaders.over_again()) == ([1], True, True)
+    assert n == 13
+    assert lefts[:3] == [9, 8, 7]
