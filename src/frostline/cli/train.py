@@ -119,19 +119,10 @@ def train(
         typer.echo(f"ok: {result.step:,} steps, {result.epoch:.2f} epochs{told}; {result.folder}")
 
 
-_FEW = 4
-"""Figures of an evaluation that fit into a training's last line."""
-
-
 def _told(result: TrainResult) -> str:
     """The figures that a training ends with, after a colon; "" where this call has none."""
     loss = f"loss {result.figures['loss']:.4g}" if "loss" in result.figures else ""
-    names = [*result.evaluation]
-    if len(names) > _FEW:  # the last evaluation's line has them all
-        names = ["loss" if "loss" in names else names[0]]
-    held_out = ", ".join(f"{name} {result.evaluation[name]:.4g}" for name in names)
-    if left := len(result.evaluation) - len(names):
-        held_out += f" and {left} more"
+    held_out = ", ".join(f"{n} {v:.4g}" for n, v in result.evaluation.items())
     if held_out:
         at = result.evaluated_at
         earlier = f" at step {at:,}" if at is not None and at != result.step else ""

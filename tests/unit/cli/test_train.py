@@ -187,12 +187,6 @@ def test_a_call_ends_with_its_figures_and_says_of_which_step_they_are() -> None:
     assert told(6, None, 2.0, 4) == ": held out at step 4: error 2"
 
 
-def test_of_many_figures_the_last_line_has_the_loss() -> None:
-    held_out = {f"figure {i}": 1.0 for i in range(6)} | {"loss": 0.25}
-    result = TrainResult(Path("run"), 6, 1.0, {"loss": 0.5}, held_out, None, None, torch.nn.Identity(), 6)
-    assert _told(result) == ": loss 0.5 (held out: loss 0.25 and 6 more)"
-
-
 def test_the_same_again_has_nothing_to_do(shell: Shell, done: Answer) -> None:
     before = {p: p.read_bytes() for p in (shell.folder / "done").rglob("*") if p.is_file()}
     code, out, err = shell.train("--steps", "6", "--out", "done", "--save-every", "3")
