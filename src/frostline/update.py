@@ -120,8 +120,8 @@ class Update:
             gradient = parameter.grad
             if gradient is None:
                 continue
-            if not (contiguous and gradient.is_contiguous()) and gradient.stride() != parameter.stride():
-                parameter.grad = gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
+            if not (contiguous and gradient.is_contiguous()):
+                parameter.grad = gradient = laid_out(gradient, parameter)
             found.append(gradient)
         return found
 
@@ -194,6 +194,17 @@ class Update:
         if not without:  # all have theirs, until another state is loaded or momentum begins
             self._born_in, self._born = state, now
         return any(without)
+
+
+def laid_out(value: Tensor, parameter: Tensor) -> Tensor:
+    """What belongs to a parameter, number by number, in memory as the parameter is.
+
+    >>> laid_out(torch.zeros(2, 3), torch.zeros(3, 2).t()).stride()
+    (1, 2)
+    """
+    if value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _unsure(tensors: list[Tensor]) -> list[Tensor]:

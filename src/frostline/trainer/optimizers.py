@@ -18,7 +18,7 @@ from frostline.errors import CheckpointError, UsageError
 from frostline.trainer.differences import some
 from frostline.trainer.plain import Plain, whole
 from frostline.trainer.wrapping import parameter_names
-from frostline.update import BUILT
+from frostline.update import BUILT, laid_out
 
 _HOW = ("foreach", "fused", "capturable", "differentiable")
 """How a step is computed, not what: these stay as the optimiser of now has them, maybe on another device."""
@@ -172,11 +172,8 @@ def _laid_out(value: Any, parameter: Tensor) -> Any:
 
     With others they would take momentum for that of another weight, in silence (channels_last, `.t()`).
     """
-    if not isinstance(value, Tensor) or value.shape != parameter.shape:
-        return value
-    if value.stride() == parameter.stride():
-        return value
-    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+    fits = isinstance(value, Tensor) and value.shape == parameter.shape
+    return laid_out(value, parameter) if fits else value
 
 
 def _differences(
