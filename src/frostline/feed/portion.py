@@ -182,6 +182,8 @@ class Portion:
         else:
             base.copy_(torch.from_numpy(slab.array[: read.device_bytes]))
         fields = read.finish(base, slab.array)
+        if read.coded_bytes > read.device_bytes // 2:
+            fields = {name: _apart(value, base) for name, value in fields.items()}
         for name in self.names:
             if name in self._device:
                 fields[name] = self._device[name].fetch(planned.positions, planned.chosen.get(name))
@@ -220,6 +222,14 @@ class Portion:
             lines = _lines(np.arange(len(some)), chosen[start : start + step], length)
             lines_at(some, lines, width, out[start : start + step])
         return out
+
+
+def _apart(value: Any, base: torch.Tensor) -> Any:
+    """A field that no longer lies in `base`: one of a few bytes would keep what is decoded in memory."""
+    if isinstance(value, Ragged):
+        return Ragged(_apart(value.values, base), _apart(value.offsets, base))
+    inside = isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() == base.data_ptr()
+    return value.clone() if inside else value
 
 
 def _in_whole_rows(spec: Field, k: int) -> bool:

@@ -26,6 +26,8 @@ from frostline.store.snapshot import Snapshot
 # Rows from here on are copied one by one; smaller ones in one go, as a Python step a row would cost more
 # than its bytes.
 _BIG_ROW = 16 << 10
+_SKIPPED_BYTES = 16 << 10  # between two lines are read as well: that takes less time than another call
+_MOST_VIEWS = 512  # of the 1,024 that one call of preadv takes
 _COUNTED_SHARDS = 1 << 20
 _MOST_MAPPINGS = 30_000  # of the 65,530 that Linux gives a process
 
@@ -215,9 +217,9 @@ class ColumnReader:
         if not direct:
             np.take(lines, chosen + start, axis=0, out=target, mode="clip")
             return
-        base = source.entries[part.name].start
-        for i, line in enumerate(chosen.tolist()):
-            _read_exactly(source, target[i], base + (start + line) * width)
+        base = source.entries[part.name].start + start * width
+        for offset, views in _stretches(chosen.tolist(), target):
+            _read_exactly(source, views, base + offset)
 
     def copy_ragged(
         self,
@@ -238,7 +240,7 @@ class ColumnReader:
             if chosen is not None:
                 self._copy_lines(source, part, begin, part.width, chosen[i], target, direct)
             elif direct:
-                _read_exactly(source, target, source.entries[part.name].start + begin * part.width)
+                _pread(source, part, begin, target)
             else:
                 target[:] = source.view(part)[begin:end]
         if self.check == "read" and part.name == "values":
@@ -262,16 +264,49 @@ def _singles(n: int) -> Iterator[tuple[int, int]]:
     return ((i, i + 1) for i in range(n))
 
 
+def _stretches(lines: list[int], out: Array) -> Iterator[tuple[int, list[memoryview]]]:
+    """What to read for lines of a file: (offset, where its bytes go), one call each.
+
+    Each call lets go of the interpreter and takes it back, beside a thread that launches kernels all the
+    while; so neighbours come in one, and what little lies between two lines goes where nobody looks.
+    """
+    if not out.size:
+        return
+    width, flat = out.shape[1], out.reshape(-1).data
+    first = end = 0
+    views: list[memoryview] = []
+    for i, line in enumerate(lines):
+        between = (line - end) * width
+        if views and (not 0 <= between <= _SKIPPED_BYTES or len(views) >= _MOST_VIEWS):
+            yield first * width, views
+            views = []
+        if not views:
+            first = line
+        elif between:
+            views.append(_skipped[:between])
+        views.append(flat[i * width : (i + 1) * width])
+        end = line + 1
+    yield first * width, views
+
+
+_skipped = memoryview(bytearray(_SKIPPED_BYTES))  # all threads write here, and nobody reads
+
+
 def _pread(source: Shard, part: Part, place: int, out: Array) -> None:
-    _read_exactly(source, out, source.entries[part.name].start + place * part.width)
+    views = [out.reshape(-1).data] if out.size else []
+    _read_exactly(source, views, source.entries[part.name].start + place * part.width)
 
 
-def _read_exactly(source: Shard, out: Array, offset: int) -> None:
-    view = out.reshape(-1).data if out.size else memoryview(b"")
-    while view.nbytes:
-        got = os.preadv(source.fd, [view], offset)
+def _read_exactly(source: Shard, views: list[memoryview], offset: int) -> None:
+    while views:
+        got = os.preadv(source.fd, views, offset)
         if not got:
+            left = sum(view.nbytes for view in views)
             raise StoreCorrupt(
-                f"{source.name}: ended {view.nbytes:,} bytes early; the file was cut short while open."
+                f"{source.name}: ended {left:,} bytes early; the file was cut short while open."
             )
-        view, offset = view[got:], offset + got
+        offset += got
+        while views and got >= views[0].nbytes:
+            got -= views.pop(0).nbytes
+        if got:
+            views[0] = views[0][got:]

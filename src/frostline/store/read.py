@@ -152,6 +152,13 @@ class Read:
         """Room that decoding on the host takes beside the encoded bytes."""
         return sum(_aligned(self._decoded_size(name)) for name in self._pieces if self._is_coded(name))
 
+    @property
+    def coded_bytes(self) -> int:
+        """What nobody needs once it is decoded."""
+        return sum(
+            p.n_lines * p.line_bytes for n, ps in self._pieces.items() if self._is_coded(n) for p in ps
+        )
+
     def _is_coded(self, name: str) -> bool:
         return self._sources[name].reader.spec.codec != "raw"
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 import frostline as fl
+from frostline.batch import Ragged
 from frostline.errors import UsageError
 from frostline.feed import portion as portions
 from frostline.feed.portion import Portion, split_fields
 from frostline.feed.ring import Ring
+
+Same = Callable[[Any, Any], bool]
 
 
 def portion(store: fl.Store, fields: list[str | fl.Pick], tier: str = "mmap") -> Portion:
@@ -86,3 +93,37 @@ def test_whole_rows_where_few_bytes_are_left_out() -> None:
     assert portions._in_whole_rows(features, 16)
     assert not portions._in_whole_rows(features, 4)
     assert not portions._in_whole_rows(features, 1)
+
+
+@pytest.mark.parametrize("coded", ["token", "ragged_coded"])
+def test_encoded_bytes_do_not_outlive_their_decoding_on_a_device(
+    tmp_path: Path, is_same: Same, coded: str
+) -> None:
+    """As on a GPU, where a label that lies beside them in one copy would keep them."""
+    shape = (8, 64) if coded == "token" else (None, 64)
+    fields = {
+        "label": fl.Field((), "int64"),
+        "words": fl.Field((None,), "int32"),
+        coded: fl.Field(shape, "bfloat16", codec="int8/token"),
+    }
+    with fl.Store.create(tmp_path / "s", fields) as writer:
+        for i in range(6):
+            row = {
+                "label": i,
+                "words": torch.arange(i, dtype=torch.int32),
+                coded: torch.randn(8, 64).bfloat16(),
+            }
+            writer.append(f"k{i}", row)
+    store = fl.Store.open(tmp_path / "s")
+    made = portion(store, list(fields))
+    planned = made.plan(np.array([5, 0, 2]), seed=0, epoch=0, train=True)
+    for task in made.tasks(planned, 4):
+        task()
+    encoded = planned.read.device_bytes
+    got = made._on_device(planned, None)
+    want = store.rows(["k5", "k0", "k2"])
+    assert all(is_same(got[name], want[name]) for name in fields)
+    tensors = [t for v in got.values() for t in ((v.values, v.offsets) if isinstance(v, Ragged) else (v,))]
+    assert all(t.untyped_storage().nbytes() != encoded for t in tensors)
+    plain = portion(store, ["label", "words"])
+    assert plain.plan(np.array([5, 0]), seed=0, epoch=0, train=True).read.coded_bytes == 0

@@ -192,6 +192,7 @@ def test_a_feed_travels_to_another_process(all_kinds: fl.Store, order: Any) -> N
     here, there = multiprocessing.get_context("spawn").Pipe()
     child = multiprocessing.get_context("spawn").Process(target=_send_numbers, args=(feed, there))
     child.start()
+    there.close()  # a child that fails is the end of the file then, and not waited for for ever
     numbers, epoch = here.recv()
     child.join()
     assert (numbers, epoch) == (first[2:], 1)

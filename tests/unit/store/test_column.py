@@ -192,3 +192,51 @@ def test_a_damaged_file_is_refused_before_its_first_row_is_read(store: Path) -> 
         fl.Store.open(store, check="files").rows([0])
     with pytest.raises(UsageError, match="'files'"):
         fl.Store.open(store, check="all")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("width", [1, 4_000, 20_000])
+@pytest.mark.parametrize("at_once", [1 << 30, 7_001], ids=["whole", "in short reads"])
+def test_lines_of_a_row_come_in_any_order_and_in_few_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, at_once: int
+) -> None:
+    """Lines side by side, or with little between them, come in one read; a read may end anywhere."""
+    rng = np.random.default_rng()
+    n_lines = 40 if width > 1 else 3_000
+    data = rng.integers(0, 256, (3, n_lines, width), np.uint8)
+    with fl.Store.create(tmp_path / "s", {"x": fl.Field((n_lines, width), "uint8")}) as writer:
+        writer.append_batch(["a", "b", "c"], {"x": data})
+    reader = _reader(tmp_path / "s", "x")
+    (part,) = reader.spec.parts
+    sorted_ones = np.sort(rng.permuted(np.tile(np.arange(n_lines), (3, 1)), axis=1)[:, : n_lines // 2])
+    calls = []
+    real = os.preadv
+
+    def counted(fd: int, buffers: Any, offset: int) -> int:
+        calls.append(len(buffers))
+        return real(fd, [buffers[0][:at_once]] if at_once < 1 << 30 else buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    for chosen in (sorted_ones, sorted_ones[:, ::-1], rng.integers(0, n_lines, (3, 7)), sorted_ones[:, :0]):
+        out = np.zeros((3, chosen.shape[1] * width), np.uint8)
+        calls.clear()
+        reader.copy(part, *reader.locate(np.arange(3)), out, chosen=chosen, direct=True)
+        assert np.array_equal(out.reshape(3, -1, width), np.take_along_axis(data, chosen[..., None], axis=1))
+        if chosen is sorted_ones and at_once == 1 << 30:
+            stretches = (np.diff(chosen) > 1).sum() + 3
+            most = {1: 3 * (-(-chosen.shape[1] // 256)), 4_000: stretches // 2 + 3, 20_000: stretches}[width]
+            assert len(calls) <= most
+            assert max(calls) <= 1_024, "more than one call takes"
+
+
+@pytest.mark.parametrize("tier", ["mmap", "disk"])
+def test_ragged_items_that_were_picked(tmp_path: Path, tier: str) -> None:
+    rng = np.random.default_rng()
+    rows = [rng.integers(0, 99, (int(n), 300), np.int64) for n in rng.integers(6, 30, 12)]
+    with fl.Store.create(tmp_path / "s", {"x": fl.Field((None, 300), "int64")}, rows_per_shard=5) as writer:
+        for i, row in enumerate(rows):
+            writer.append(f"k{i}", {"x": row})
+    pick = fl.Pick("x", n=6)
+    feed = fl.Feed(fl.Store.open(tmp_path / "s"), 4, fields=[pick], tier=tier, order=fl.Sequential())
+    got = torch.cat([batch["x"] for batch in feed])
+    chosen = pick.indices(0, 0, [f"k{i}" for i in range(12)], [len(r) for r in rows], True)
+    assert all(np.array_equal(got[i], rows[i][chosen[i]]) for i in range(12))
