@@ -6,6 +6,8 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -100,9 +102,10 @@ class Feed:
         problems = []
         if type(self.batch_size) is not int or self.batch_size < 1:
             problems.append(f"batch_size is {self.batch_size!r}; a whole number from 1")
-        if not 0 <= self.rank < self.world_size:
+        if not _is_whole(self.rank) or not _is_whole(self.world_size) or self.rank >= self.world_size:
             problems.append(
-                f"rank {self.rank} of world_size {self.world_size}; ranks run from 0 to world_size - 1"
+                f"rank {self.rank!r} of world_size {self.world_size!r}; "
+                f"whole numbers, ranks run from 0 to world_size - 1"
             )
         stores = list(store.values()) if isinstance(store, Mapping) else [store]
         problems += [
@@ -196,8 +199,10 @@ class Feed:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch, from its first batch, at the next iteration; one that is under way is over."""
+        if not _is_whole(epoch):
+            raise UsageError(f"feed.set_epoch({epoch!r}): an epoch is a whole number from 0.")
         self._end_iteration()
-        self.epoch, self._cursor, self._left_early = epoch, 0, False
+        self.epoch, self._cursor, self._left_early = int(epoch), 0, False  # a plain int: it is saved
 
     def state_dict(self) -> dict[str, Any]:
         """Where the feed is, in plain values: goes into a checkpoint, fits any number of ranks."""
@@ -206,12 +211,19 @@ class Feed:
     def _identity(self) -> dict[str, Any]:
         return {
             "version": 1, "order": _described(self.order), "batch_size": self.batch_size,
-            "rows": {name: len(table) for name, table in self._tables.items()},
+            "rows": {name: len(table) for name, table in self._tables.items()}, "keys": self._digests,
         }  # fmt: skip
+
+    @cached_property
+    def _digests(self) -> dict[str, str]:
+        """Of the keys in order: a row that was replaced stands elsewhere, and as many rows as before."""
+        return {name: table.keys.digest() for name, table in self._tables.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where `state` was taken, also with another number of ranks."""
         mine = self._identity()
+        if "keys" not in state:
+            del mine["keys"]  # states were written without them before
         differ = [f"{k}: then {state.get(k)!r}, now {v!r}" for k, v in mine.items() if state.get(k) != v]
         whole = all(type(state.get(k)) is int and state[k] >= 0 for k in ("epoch", "cursor"))
         if state.get("version") != 1 or not whole:
@@ -220,7 +232,7 @@ class Feed:
             raise FeedError(
                 "This state cannot be continued in the middle of an epoch, the feed has changed: "
                 + "; ".join(differ)
-                + ". Use the same order, batch_size and rows, or begin the next epoch with "
+                + ". Use the same order, batch_size, rows and keys, or begin the next epoch with "
                 + "feed.set_epoch(state['epoch'] + 1)."
             )
         self.set_epoch(state["epoch"])
@@ -253,6 +265,10 @@ class Feed:
         self.__dict__.update(state)
         self._schedule = self._bind()
         self._reset()
+
+
+def _is_whole(n: Any) -> bool:
+    return isinstance(n, Integral) and int(n) >= 0
 
 
 def _described(order: Any) -> str:

@@ -133,7 +133,7 @@ class Block:
 
     def __init__(self, name: str, spec: Field) -> None:
         self.name, self.spec = name, spec
-        self.error = Error()
+        self._errors: list[Error] = []
         self._pieces: dict[str, list[Array]] = {part.name: [] for part in spec.parts}
         self._checksums: list[Array] = []
         self._lengths: list[int] = []
@@ -143,8 +143,25 @@ class Block:
             self._pieces[name].append(piece)
         self._checksums.append(rows.checksums)
         self._lengths += rows.lengths
-        for error in rows.errors:
-            self.error.merge(error)
+        self._errors += rows.errors
+
+    def mark(self) -> tuple[int, int, int]:
+        """How much is here; `cut` goes back to it, also from the middle of an `add`."""
+        return len(self._checksums), len(self._lengths), len(self._errors)
+
+    def cut(self, mark: tuple[int, int, int]) -> None:
+        added, lengths, errors = mark
+        for pieces in (*self._pieces.values(), self._checksums):
+            del pieces[added:]
+        del self._lengths[lengths:]
+        del self._errors[errors:]
+
+    @property
+    def error(self) -> Error:
+        total = Error()
+        for error in self._errors:
+            total.merge(error)
+        return total
 
     @property
     def pieces(self) -> dict[str, list[Array]]:

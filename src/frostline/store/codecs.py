@@ -68,14 +68,26 @@ def _any_to_tensor(value: Any, spec: Field, name: str, key: str) -> Tensor:
         return array_to_tensor(value, name, key)
     if isinstance(value, bool | int | float | list | tuple):
         try:
-            return torch.tensor(value, dtype=torch_dtype(spec.dtype))
-        except (TypeError, ValueError, RuntimeError) as e:
+            made = torch.tensor(value, dtype=torch_dtype(spec.dtype))
+            given = torch.tensor(value, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as e:
             raise FieldError(
                 f"Row {key!r}, field {name!r}: {type(value).__name__} cannot be a {spec.dtype} tensor ({e})."
             ) from e
+        _refuse_changed(made, given, f"Row {key!r}, field {name!r}")
+        return made
     raise FieldError(
         f"Row {key!r}, field {name!r}: expected a tensor, array or number, got {type(value).__name__}."
     )
+
+
+def _refuse_changed(made: Tensor, given: Tensor, where: str) -> None:
+    """torch makes 3 of 3.7, 255 of -1, True of 0.5 and infinity of 1e40 where the type says so."""
+    got = made.to(torch.float64)
+    wrong = got.isinf() & given.isfinite() if made.is_floating_point() else got != given
+    if bool(wrong.any()):
+        dtype = str(made.dtype).removeprefix("torch.")
+        raise FieldError(f"{where}: {dtype} cannot hold {float(given[wrong][0]):g}. Use another dtype.")
 
 
 def array_to_tensor(value: Any, name: str, key: str) -> Tensor:

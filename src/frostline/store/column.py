@@ -19,6 +19,7 @@ from frostline.errors import FieldError, StoreCorrupt
 from frostline.store import region
 from frostline.store.field import Part
 from frostline.store.manifest import Column
+from frostline.store.pin import Pin
 from frostline.store.runs import Array
 from frostline.store.shard import Shard, open_shard
 from frostline.store.snapshot import Snapshot
@@ -91,7 +92,12 @@ class ColumnReader:
             if found is not None:
                 self._open.move_to_end(number)
                 return found
-        opened = open_shard(self.snapshot.root, self.column, self.table, number, self.snapshot.rows_per_shard)
+        snapshot = self.snapshot
+        try:
+            opened = open_shard(snapshot.root, self.column, self.table, number, snapshot.rows_per_shard)
+        finally:
+            if isinstance(snapshot.pin, Pin):
+                snapshot.pin.refuse_other()
         if self.check == "files":
             opened.verify_whole(int(self.table.xxh3[self.table.at(np.array([number]))[0]]))
         with self._lock:
@@ -212,6 +218,8 @@ class ColumnReader:
     def _copy_lines(
         self, source: Shard, part: Part, start: int, width: int, chosen: Array, out: Array, direct: bool
     ) -> None:
+        if not out.size:
+            return
         lines = source.view(part).reshape(-1, width)
         target = out.reshape(len(chosen), width)
         if not direct:

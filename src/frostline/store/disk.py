@@ -130,7 +130,10 @@ def explained(path: Path, size: int) -> Iterator[None]:
 def open_inside(root: Path, *parts: str) -> int:
     """A read-only descriptor of the regular file root/parts…; refuses links and anything outside `root`."""
     flags = os.O_RDONLY | os.O_CLOEXEC
-    fd = os.open(root, flags | os.O_DIRECTORY)
+    try:
+        fd = os.open(root, flags | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError) as e:
+        raise StoreError(f"There is no store at {root} any more: it was moved or deleted.") from e
     try:
         for part in parts[:-1]:
             _refuse_odd_name(root, part)
@@ -160,6 +163,14 @@ def open_inside(root: Path, *parts: str) -> int:
         os.close(found)
         raise StoreCorrupt(f"{root}: {'/'.join(parts)} is not a regular file.")
     return found
+
+
+def is_still(path: Path, fd: int) -> bool:
+    """Whether the name stands for this open file; not so once its folder was moved, deleted or made anew."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _refuse_odd_name(root: Path, part: str) -> None:
@@ -218,7 +229,7 @@ class Lock:
     """The one-writer lock: flock on `.lock`, which the kernel frees when its owner dies."""
 
     def __init__(self, root: Path) -> None:
-        self._fd = -1
+        self._fd, self._path = -1, root / ".lock"
         with explained(root / ".lock", 0):
             fd = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
@@ -237,8 +248,23 @@ class Lock:
             ) from e
         self._fd, self._pid = fd, os.getpid()
         _locks.add(self)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        except (
+            OSError
+        ) as e:  # it is for messages only, and `store gc`, which frees a full disk, needs the lock
+            if e.errno not in _NO_ROOM:
+                self.release()
+                raise
+
+    def refuse_other(self) -> None:
+        """StoreError unless the folder is still the one that is locked: another may stand in its place."""
+        if not is_still(self._path, self._fd):
+            raise StoreError(
+                f"{self._path.parent} was moved, deleted or made anew while it was being written. Nothing "
+                f"more is written there; open the store again."
+            )
 
     def release(self) -> None:
         if self._fd >= 0:

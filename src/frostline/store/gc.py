@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from frostline.errors import StoreFull
 from frostline.store import quarantine
 from frostline.store.check import check_index
 from frostline.store.disk import sync_folder
@@ -41,26 +42,34 @@ def collect(root: Path, *, min_dead: float = 0.5, dry_run: bool = False) -> Coll
 
     `min_dead`: rewrite shards in which at least this share of rows is dead (over 1: none).
     """
-    session = Session(root)
+    session, freed = Session(root), [0, 0]
     try:
         rewrites = _shards_to_rewrite(session.snapshot, min_dead)
         if not dry_run:
-            _compact(session, rewrites)
-        current = session.snapshot.commit.number
-        keep, freed = {current: session.snapshot}, [0, 0]
-        numbers = commit_numbers(root)
-        for number in numbers:
-            if number != current and _pinned(root, number, freed, dry_run=dry_run):
-                keep[number] = Snapshot(root, session.rows_per_shard, number)
-        needed = {root / "commits" / f"{number:08d}.json" for number in numbers}  # kept, or counted already
-        needed |= set().union(*(_files_of(s) for s in keep.values()))
-        _unlink(root, needed, freed, dry_run=dry_run)
-        if not dry_run:
-            _remove_empty(root, {c.folder for s in keep.values() for c in s.commit.columns})
-        pinned = tuple(sorted(n for n in keep if n != current))
+            try:
+                _compact(session, rewrites)
+            except StoreFull:  # what the newest commit does not need makes room for the next one
+                _free(session, freed, dry_run=False)
+                _compact(session, rewrites)
+        pinned = _free(session, freed, dry_run=dry_run)
         return Collected(freed[0], freed[1], sum(map(len, rewrites.values())), pinned)
     finally:
         session.release()
+
+
+def _free(session: Session, freed: list[int], *, dry_run: bool) -> tuple[int, ...]:
+    """Remove what neither the newest commit nor a pinned one needs; → the pinned ones."""
+    root, current = session.root, session.snapshot.commit.number
+    keep, numbers = {current: session.snapshot}, commit_numbers(session.root)
+    for number in numbers:
+        if number != current and _pinned(root, number, freed, dry_run=dry_run):
+            keep[number] = Snapshot(root, session.rows_per_shard, number)
+    needed = {root / "commits" / f"{number:08d}.json" for number in numbers}  # kept, or counted already
+    needed |= set().union(*(_files_of(s) for s in keep.values()))
+    _unlink(root, needed, freed, dry_run=dry_run)
+    if not dry_run:
+        _remove_empty(root, {c.folder for s in keep.values() for c in s.commit.columns})
+    return tuple(sorted(n for n in keep if n != current))
 
 
 def _shards_to_rewrite(snapshot: Snapshot, min_dead: float) -> dict[int, set[int]]:

@@ -48,10 +48,14 @@ class InOrder:
         while self._under_way and (self._under_way[0][1].done() or not self._fits(size)):
             self._first()
         number, self._next = self._next, self._next + 1
-        files = self._files.submit(write, number)
+        files = self._files.submit(self._write, write, number)
         committed = self._commits.submit(self._commit, number, files, commit)
         self._last = [files, committed]
         self._under_way.append((size, committed))
+
+    def _write(self, write: Callable[[int], list[FileEntry]], number: int) -> list[FileEntry]:
+        self._session.refuse_other()
+        return write(number)
 
     def _fits(self, size: int) -> bool:
         held = sum(other for other, _ in self._under_way)

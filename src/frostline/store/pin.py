@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from frostline.errors import StoreCorrupt, StoreError
-from frostline.store.disk import open_inside
+from frostline.store.disk import is_still, open_inside
 from frostline.store.manifest import commit_numbers, latest
 
 
@@ -16,7 +16,7 @@ class Pin:
     """Holds commit `number` (the newest, unless one is asked for) until it is closed or garbage."""
 
     def __init__(self, root: Path, wanted: int | None = None) -> None:
-        self._fd = -1
+        self._fd, self._root = -1, root
         for _ in range(100):
             self.number = latest(commit_numbers(root)) if wanted is None else wanted
             if not self.number:
@@ -46,6 +46,17 @@ class Pin:
             return False
         self._fd = fd
         return True
+
+    def refuse_other(self) -> None:
+        """StoreError where another store stands in the place of the one that was opened.
+
+        Its files have the same names and often the same sizes: rows of both would come, and nobody notice.
+        """
+        if self._fd >= 0 and not is_still(self._root / "commits" / f"{self.number:08d}.json", self._fd):
+            raise StoreError(
+                f"{self._root} was moved, deleted or made anew since it was opened. Open it again with "
+                f"fl.Store.open."
+            )
 
     def close(self) -> None:
         if self._fd >= 0:

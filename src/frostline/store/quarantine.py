@@ -9,7 +9,7 @@ column stands as long as its row and its column do.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from frostline.errors import StoreCorrupt
@@ -54,9 +54,14 @@ def parse(data: bytes, name: str) -> Iterator[dict[str, Any]]:
         yield found
 
 
-def standing(entries: Iterable[dict[str, Any]]) -> dict[Id, dict[str, Any]]:
-    """What is left when later lines replace earlier ones and released keys are gone; oldest first."""
-    out: dict[Id, dict[str, Any]] = {}
+def standing(
+    entries: Iterable[dict[str, Any]], held: Mapping[Id, dict[str, Any]] | None = None
+) -> dict[Id, dict[str, Any]]:
+    """What is left when later lines replace earlier ones and released keys are gone; oldest first.
+
+    held: what stood before these lines.
+    """
+    out: dict[Id, dict[str, Any]] = dict(held or {})
     for e in entries:
         out.pop(id_of(e), None)
         if not e.get("released"):

@@ -169,7 +169,7 @@ def _local(path: PathLike) -> Path:
         raise UsageError(
             f"{text}: stores at a URL cannot be opened yet. Copy the store to a local folder first."
         )
-    return Path(text)
+    return Path(os.path.abspath(text))  # a process may change its folder while a store is open
 
 
 def _released_on_error(session: Session, make: Callable[[], _Made]) -> _Made:

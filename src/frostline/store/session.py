@@ -86,6 +86,7 @@ class Session:
 
         The index run comes first, then the commit file, the one moment that counts.
         """
+        self.refuse_other()
         old = self.snapshot.commit
         rows = np.zeros(0, np.int64) if rows is None else rows
         lines = [*failed, *self._releases(keys, failed)]
@@ -101,14 +102,19 @@ class Session:
 
     def _releases(self, keys: Sequence[bytes], failed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Lines for keys that come in with this commit after they had failed."""
-        held = {key for key, column in self.quarantined if column is None} | {e["key"] for e in failed}
-        return [quarantine.released(key) for key in map(bytes.decode, keys) if key in held] if held else []
+        now = {e["key"] for e in failed}
+        if not now and not self.quarantined:
+            return []
+        texts = map(bytes.decode, keys)
+        return [quarantine.released(key) for key in texts if key in now or (key, None) in self.quarantined]
 
     def _still_held(
         self, lines: list[dict[str, Any]], columns: tuple[Column, ...], dead: set[int]
     ) -> dict[quarantine.Id, dict[str, Any]]:
-        entries = quarantine.standing([*self.quarantined.values(), *lines])
+        entries = quarantine.standing(lines, self.quarantined) if lines else self.quarantined
         numbers = {c.number for c in columns}
+        if not dead and numbers == {c.number for c in self.snapshot.commit.columns}:
+            return entries  # to look at many thousands in every commit would take longer than the rows
         return {
             i: e
             for i, e in entries.items()
@@ -168,6 +174,10 @@ class Session:
             "seconds": round(time.monotonic() - self._started, 3),
         }
         append_log(self.root, entry)
+
+    def refuse_other(self) -> None:
+        """StoreError where another store stands in the place of the one that is locked."""
+        self._lock.refuse_other()
 
     def release(self) -> None:
         self._lock.release()

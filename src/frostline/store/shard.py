@@ -79,7 +79,7 @@ def write(
     }
     chunks = [header(tensors, metadata, on_page="values"), *(c for key in tensors for c in content[key])]
     place = root / FOLDER / column.folder / file_name(shard, commit)
-    size, digest = write_whole(place, [chunk for chunk in chunks if len(chunk)])
+    size, digest = write_whole(place, [chunk for chunk in chunks if memoryview(chunk).nbytes])
     dense = bool(np.array_equal(rows, np.arange(n)))
     return (column.number, shard, commit, n, dense, size, digest)
 

@@ -127,15 +127,13 @@ class Snapshot:
 
     def hashes(self) -> Array:
         """The hashes of all live keys, by position."""
-        out = np.empty(len(self), np.uint64)
-        start = 0
+        return np.concatenate([np.empty(0, np.uint64), *self.hashes_by_run()])
+
+    def hashes_by_run(self) -> Iterator[Array]:
         for run, dead in zip(self.runs, self._dead_places, strict=True):
             by_place = np.empty(len(run), np.uint64)
             by_place[run.hash_order] = run.hashes
-            live = np.delete(by_place, dead)
-            out[start : start + len(live)] = live
-            start += len(live)
-        return out
+            yield np.delete(by_place, dead)
 
     def positions_of_rows(self, rows: Array) -> Array:
         """Positions of live rows (ascending runs make this a search)."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
+import xxhash
+from torch import Tensor
 
 from frostline.batch import Batch, Ragged
 from frostline.errors import FieldError, KeyMissing, UsageError
@@ -112,17 +115,31 @@ class Keys(Sequence[str]):
         return isinstance(key, str) and self.position(key) >= 0
 
     def position(self, key: str) -> int:
+        return self.positions([key])[0]
+
+    def positions(self, keys: Sequence[str]) -> list[int]:
+        """Where these keys stand; −1 where one does not."""
         snapshot = self._member.snapshot
-        row = snapshot.find(key)
-        if row < 0:
-            return -1
-        position = int(snapshot.positions_of_rows(np.array([row]))[0])
-        return position if self._member.positions is None else self._member.place_of(position)
+        rows = np.fromiter((snapshot.find(key) for key in keys), np.int64, len(keys))
+        if int(rows.max(initial=-1)) < 0:
+            return [-1] * len(rows)
+        places: list[int] = snapshot.positions_of_rows(rows).tolist()
+        if self._member.positions is None:
+            return places
+        return [place if place < 0 else self._member.place_of(place) for place in places]
 
     def hashes(self) -> Array:
         """xxh3-64 of every key, in row order."""
         whole = self._member.snapshot.hashes()
         return whole if self._member.positions is None else whole[self._member.positions]
+
+    def digest(self) -> str:
+        """Other keys, or the same in another order, give another one. Takes memory for a run at a time."""
+        digest = xxhash.xxh3_64()
+        whole = self._member.positions is None
+        for hashes in self._member.snapshot.hashes_by_run() if whole else [self.hashes()]:
+            digest.update(np.ascontiguousarray(hashes).data)
+        return digest.hexdigest()
 
 
 def common_positions(tables: Sequence[Keys]) -> list[Array]:
@@ -190,21 +207,38 @@ class Table:
 
     def positions(self, which: Sequence[int | str] | Array) -> Array:
         """Positions of rows given by position or key."""
-        wanted = which.tolist() if isinstance(which, np.ndarray) else list(which)
-        keys = [w for w in wanted if isinstance(w, str)]
-        places = {key: self.keys.position(key) for key in keys}
-        missing = [key for key in keys if places[key] < 0]
+        plain = isinstance(which, np.ndarray) and which.ndim == 1 and which.dtype.kind in "iu"
+        rows = np.asarray(which) if plain else np.array(self._looked_up(self._asked(which)))
+        if len(rows) and not -len(self) <= int(rows.min()) <= int(rows.max()) < len(self):
+            raise UsageError(
+                f"{self._name()} has rows 0 … {len(self) - 1}; asked for {rows.min()} … {rows.max()}."
+            )
+        out = rows.astype(np.int64)
+        return np.where(out < 0, out + len(self), out)
+
+    def _asked(self, which: Any) -> list[int | str]:
+        """Whole numbers and strings. A mask is neither: as numbers it would be rows 0 and 1, many times."""
+        try:
+            given = which.tolist() if isinstance(which, np.ndarray | Tensor) else list(which)
+            if isinstance(which, str) or any(isinstance(w, bool | np.bool_) for w in given):
+                raise TypeError
+            return [w if isinstance(w, str) else index(w) for w in given]
+        except TypeError:
+            raise UsageError(
+                f"{self._name()}: rows are asked for by a list of positions (whole numbers) and keys "
+                f"(strings), got {which!r:.80}. Of a mask: np.flatnonzero(mask)."
+            ) from None
+
+    def _looked_up(self, wanted: list[int | str]) -> list[int]:
+        keys = list(dict.fromkeys(key for key in wanted if isinstance(key, str)))
+        places = dict(zip(keys, self.keys.positions(keys), strict=True))
+        missing = [key for key, place in places.items() if place < 0]
         if missing:
             raise KeyMissing(
                 f"{self._name()} has no key {missing[0]!r}"
                 + (f" (nor {len(missing) - 1} more of those asked for)." if missing[1:] else ".")
             )
-        out = np.array([places[w] if isinstance(w, str) else int(w) for w in wanted], np.int64)
-        if len(out) and not -len(self) <= int(out.min()) <= int(out.max()) < len(self):
-            raise UsageError(
-                f"{self._name()} has rows 0 … {len(self) - 1}; asked for {int(out.min())} … {int(out.max())}."
-            )
-        return np.where(out < 0, out + len(self), out)
+        return [places[w] if isinstance(w, str) else w for w in wanted]
 
     def names(self, fields: Sequence[str] | None) -> list[str]:
         """The fields asked for (all when None), or FieldError that lists those there are."""

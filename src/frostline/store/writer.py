@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
@@ -38,6 +38,23 @@ class _Shard:
     dead: set[int] = field(default_factory=set)
     used: int = 0
     committed: bool = False
+
+    def add(self, keys: Sequence[str], encoded: dict[str, Encoded]) -> None:
+        """All of these rows, or none where it is interrupted: half a row would make the file unreadable."""
+        used, marks = self.used, {name: block.mark() for name, block in self.blocks.items()}
+        try:
+            for name, rows in encoded.items():
+                self.blocks[name].add(rows)
+            for key in keys:
+                self.keys[key] = self.used
+                self.used += 1
+        except BaseException:
+            self.used = used
+            for key in keys:
+                self.keys.pop(key, None)
+            for name, block in self.blocks.items():
+                block.cut(marks[name])
+            raise
 
 
 class Writer:
@@ -113,7 +130,12 @@ class Writer:
 
     def append(self, key: str, values: dict[str, Any]) -> None:
         """Add one row: a value for every field."""
-        self.append_batch([key], {name: [value] for name, value in values.items()})
+        self.append_batch([key], self._one(key, values))
+
+    def _one(self, key: str, values: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(values, Mapping):
+            raise _no_values(key, values, [c.name for c in self._columns])
+        return {name: [value] for name, value in values.items()}
 
     def append_batch(self, keys: Sequence[str], values: dict[str, Any], *, take: bool = False) -> None:
         """Add rows: for each field a tensor [rows, …] or a list of values. All are taken, or none.
@@ -156,12 +178,7 @@ class Writer:
 
     def _add(self, pieces: list[tuple[Sequence[str], dict[str, Encoded]]]) -> None:
         for keys, encoded in pieces:
-            now = self._now
-            for name, rows in encoded.items():
-                now.blocks[name].add(rows)
-            for key in keys:
-                now.keys[key] = now.used
-                now.used += 1
+            self._now.add(keys, encoded)
             self._flush_if_full()
 
     def _check_open(self) -> None:
@@ -185,8 +202,7 @@ class Writer:
 
     def _check_key(self, key: str) -> None:
         self._check_open()
-        if not isinstance(key, str):
-            raise UsageError(f"A key is a string, got {type(key).__name__} {key!r}.")
+        _refuse_no_string(key)
         try:
             key.encode()
         except UnicodeEncodeError as e:
@@ -200,6 +216,8 @@ class Writer:
 
     def _check_names(self, key: str, values: dict[str, Any]) -> None:
         names = [c.name for c in self._columns]
+        if not isinstance(values, Mapping):
+            raise _no_values(key, values, names)
         missing = (
             [f"no value for {', '.join(n for n in names if n not in values)}"]
             if set(names) - set(values)
@@ -223,6 +241,7 @@ class Writer:
     def delete(self, key: str) -> None:
         """Take a row out (a tombstone; `store gc` frees the bytes)."""
         self._check_open()
+        _refuse_no_string(key)
         if key in self._now.keys:
             self.commit()
         self._wait()
@@ -234,10 +253,10 @@ class Writer:
     def replace(self, key: str, values: dict[str, Any]) -> None:
         """Put new values under a key that is there; the row moves to the end."""
         self._check_open()
+        _refuse_no_string(key)
         if key in self._now.keys:
             self.commit()
-        one = {name: [value] for name, value in values.items()}
-        encoded = self._encoded([key], one, room=1)  # before the old row goes
+        encoded = self._encoded([key], self._one(key, values), room=1)  # before the old row goes
         self.delete(key)
         self._add(encoded)
 
@@ -362,6 +381,17 @@ class Writer:
 def _places(shard: _Shard) -> Array:
     """Of its rows in the row range."""
     return np.fromiter(shard.keys.values(), np.int64, len(shard.keys))
+
+
+def _refuse_no_string(key: object) -> None:
+    if not isinstance(key, str):
+        raise UsageError(f"A key is a string, got {type(key).__name__} {key!r}.")
+
+
+def _no_values(key: str, values: object, names: Sequence[str]) -> FieldError:
+    return FieldError(
+        f"Row {key!r}: expected {{field: value}} for {', '.join(names)}, got {type(values).__name__}."
+    )
 
 
 def _first_repeat(keys: Sequence[str]) -> str:

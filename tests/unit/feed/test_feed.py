@@ -14,6 +14,7 @@ import torch
 import frostline as fl
 from frostline.batch import Ragged
 from frostline.errors import FeedError, UsageError
+from frostline.store.gc import collect
 
 pytest.importorskip("hypothesis")
 from hypothesis import given, settings
@@ -488,3 +489,85 @@ def test_a_text_that_does_not_decode_is_an_error_with_its_key(tmp_path: Path) ->
     with pytest.raises(FeedError, match="Key 'k19', field 't', shard 0"):
         next(batches)
     assert got == [f"text {i:02d}" for i in range(18)], "the batches before it arrive"
+
+
+@pytest.mark.parametrize("tier", ["mmap", "disk", "pinned"])
+@pytest.mark.parametrize("codec", ["raw", "int8/token"])
+def test_a_pick_of_lines_without_bytes(tmp_path: Path, tier: str, codec: str) -> None:
+    fields = {"x": fl.Field((3, 0), "float32", codec), "r": fl.Field((None, 0), "float32", codec)}
+    with fl.Store.create(tmp_path / "s", fields) as writer:
+        for i in range(5):
+            writer.append(f"k{i}", {"x": torch.zeros(3, 0), "r": torch.zeros(4, 0)})
+    feed = fl.Feed(fl.Store.open(tmp_path / "s"), 2, fields=[fl.Pick("x", 2), fl.Pick("r", 3)], tier=tier)
+    shapes = [(tuple(batch["x"].shape), tuple(batch["r"].shape)) for batch in feed]
+    assert shapes == [((n, 2, 0), (n, 3, 0)) for n in (2, 2, 1)]
+
+
+@pytest.mark.parametrize("epoch", [np.int64(3), np.uint8(3), 3])
+def test_a_state_is_of_plain_numbers_whatever_the_epoch_was_given_as(all_kinds: fl.Store, epoch: int) -> None:
+    feed = fl.Feed(all_kinds, 4, fields="number")
+    feed.set_epoch(epoch)
+    next(iter(feed))
+    state = json.loads(json.dumps(feed.state_dict()))
+    assert (state["epoch"], state["cursor"]) == (3, 1)
+    other = fl.Feed(all_kinds, 4, fields="number")
+    other.load_state_dict(state)
+    assert other.epoch == 3
+
+
+@pytest.mark.parametrize("epoch", ["3", None, -1, 1.5])
+def test_epochs_that_cannot_be(all_kinds: fl.Store, epoch: Any) -> None:
+    with pytest.raises(UsageError, match="an epoch is a whole number from 0"):
+        fl.Feed(all_kinds, 4).set_epoch(epoch)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [("0", 2), (0, "2"), (None, 1), (0.0, 1), (-1, 2), (2, 2)])
+def test_ranks_that_cannot_be(all_kinds: fl.Store, rank: Any, world_size: Any) -> None:
+    """RANK and WORLD_SIZE of the environment are strings."""
+    with pytest.raises(UsageError, match="whole numbers, ranks run from 0"):
+        fl.Feed(all_kinds, 4, rank=rank, world_size=world_size)
+
+
+@pytest.mark.parametrize("change", ["replace", "delete and append"])
+def test_as_many_rows_in_another_order_are_not_gone_on_with(make_store: Make, change: str) -> None:
+    """Positions mean other rows then: some would come twice and others not at all."""
+    store = make_store("s", 12)
+    feed = fl.Feed(store, 4)
+    next(iter(feed))
+    state = json.loads(json.dumps(feed.state_dict()))
+    key = list(store)[3]
+    values = store[key]
+    with fl.Store.append(store.path) as writer:
+        if change == "replace":
+            writer.replace(key, values)
+        else:
+            writer.delete(key)
+            writer.append("another", values)
+    collect(store.path)
+    same, other = fl.Feed(store, 4), fl.Feed(fl.Store.open(store.path), 4)
+    with pytest.raises(FeedError, match="keys: then"):
+        other.load_state_dict(state)
+    other.load_state_dict({**state, "cursor": 0})
+    other.load_state_dict({name: value for name, value in state.items() if name != "keys"})  # as once written
+    same.load_state_dict(state)
+    assert len(list(same)) == 2
+
+
+def test_a_state_fits_a_copy_of_the_rows_however_they_were_written(tmp_path: Path) -> None:
+    made = []
+    for name, rows_per_shard, cut in (("a", 3, 4), ("b", 5, 9)):
+        with fl.Store.create(
+            tmp_path / name, {"n": fl.Field((), "int64")}, rows_per_shard=rows_per_shard
+        ) as w:
+            for i in range(12):
+                w.append(f"k{i}", {"n": i})
+                if i == cut:
+                    w.commit()
+        made.append(fl.Feed(fl.Store.open(tmp_path / name), 4))
+    batches = iter(made[0])
+    next(batches)
+    made[1].load_state_dict(made[0].state_dict())
+    assert keys(made[1]) == [batch.keys_of_rows for batch in batches]
+    some = fl.Store.open(tmp_path / "a").at(np.arange(12)[::-1].copy())
+    with pytest.raises(FeedError, match="keys: then"):
+        fl.Feed(some, 4).load_state_dict({**made[0].state_dict(), "epoch": 0, "cursor": 1})

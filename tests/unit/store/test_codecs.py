@@ -221,3 +221,32 @@ def test_arrays_of_any_layout_are_taken(value: Any) -> None:
     if isinstance(value, np.ndarray):
         batch = checked("x", fl.Field((3,), "float32"), ["a", "b"], value)
         assert torch.equal(batch, x)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (3.7, "int64"), (-1, "uint8"), (-1, "uint64"), (2, "bool"), (0.5, "bool"),
+        (70_000.0, "float16"), (-1e40, "float32"), (1 << 40, "float16"),
+    ],
+)  # fmt: skip
+def test_a_number_that_its_type_cannot_hold_is_refused(value: Any, dtype: str) -> None:
+    """torch would round, wrap, or make it True or infinite, and say nothing."""
+    for some, shape in ((value, ()), ([1, value], (2,)), (((value,), (0,)), (2, 1))):
+        with pytest.raises(FieldError, match=rf"Row 'k', field 'x': .*(hold|{dtype} tensor)"):
+            to_tensor(some, fl.Field(shape, dtype), "x", "k")
+
+
+@settings(max_examples=60)
+@given(st.data(), st.sampled_from(["bool", "int8", "uint8", "uint16", "int32", "uint32", "int64", "uint64"]))
+def test_whole_numbers_that_fit_come_back(data: st.DataObject, dtype: str) -> None:
+    low, high = (0, 1) if dtype == "bool" else (torch.iinfo(torch_dtype(dtype)).min, 0)
+    high = high or torch.iinfo(torch_dtype(dtype)).max
+    values = data.draw(st.lists(st.integers(low, high), min_size=1, max_size=5))
+    assert to_tensor(values, fl.Field((len(values),), dtype), "x", "k").tolist() == values
+
+
+def test_numbers_that_are_not_finite_or_lose_digits_are_taken() -> None:
+    values = [math.inf, -math.inf, 0.1, 1e-30]
+    assert torch.equal(to_tensor(values, fl.Field((4,), "float16"), "x", "k"), torch.tensor(values).half())
+    assert to_tensor(math.nan, fl.Field((), "bfloat16"), "x", "k").isnan()

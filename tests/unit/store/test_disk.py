@@ -156,3 +156,24 @@ def test_a_forked_child_does_not_free_the_lock(tmp_path: Path) -> None:
     with pytest.raises(StoreLocked):
         Lock(tmp_path)
     lock.release()
+
+
+def test_a_full_disk_does_not_keep_the_lock_from_being_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who holds it is only for messages, and `store gc` is what frees the disk."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    lock = Lock(tmp_path)
+    with pytest.raises(StoreLocked):
+        Lock(tmp_path)
+    lock.release()
+    Lock(tmp_path).release()
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"no store at .*gone any more: it was moved or deleted"):
+        open_inside(tmp_path / "gone", "f")

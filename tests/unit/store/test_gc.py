@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import frostline as fl
-from frostline.errors import StoreCorrupt
+from frostline.errors import StoreCorrupt, StoreFull
+from frostline.store import session as session_module
 from frostline.store.check import check_store
 from frostline.store.gc import Collected, collect
 from frostline.store.manifest import commit_numbers
@@ -161,3 +163,42 @@ def test_a_damaged_run_is_not_merged(store: Path) -> None:
     run.write_bytes(data)
     with pytest.raises(StoreCorrupt, match="checksum"):
         collect(store)
+
+
+def test_a_full_disk_is_freed_of_what_the_newest_commit_does_not_need(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merging the index needs room itself; a retired field's files give it."""
+    fl.Store.retire(store, "x")
+    want, files = _captions(store), list((store / "data").glob("*-x/*"))
+    write = session_module.write_whole
+
+    def full(path: Path, chunks: Any) -> tuple[int, int]:
+        if any(file.exists() for file in files):
+            raise StoreFull("No room")
+        return write(path, chunks)
+
+    monkeypatch.setattr(session_module, "write_whole", full)
+    assert collect(store).files >= len(files) > 0
+    assert _captions(store) == want
+    assert (check_store(store).commits, len(list((store / "runs").iterdir()))) == (1, 1)
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (None, 0)])
+@pytest.mark.parametrize("codec", ["raw", "bfloat16", "int8/token"])
+def test_values_without_bytes(tmp_path: Path, shape: tuple[int | None, ...], codec: str) -> None:
+    spec = fl.Field(shape, "float32", codec)
+    with fl.Store.create(tmp_path / "s", {"x": spec, "n": fl.Field((), "int64")}) as writer:
+        for i in range(4):
+            writer.append(f"k{i}", {"x": torch.zeros([i if n is None else n for n in shape]), "n": i})
+        for i in (0, 2):
+            writer.delete(f"k{i}")
+    assert collect(tmp_path / "s").rewritten_shards == 2
+    store = fl.Store.open(tmp_path / "s", check="read")
+    assert [store[key]["n"].item() for key in store] == [1, 3]
+    assert [len(store[key]["x"]) for key in store] == _lengths(shape)
+    assert store.check(deep=True).ok
+
+
+def _lengths(shape: tuple[int | None, ...]) -> list[int]:
+    return [1, 3] if shape[0] is None else [shape[0]] * 2

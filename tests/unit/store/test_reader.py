@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.errors import FieldError, StoreCorrupt, StoreError, UsageError
+from frostline.errors import FeedError, FieldError, StoreCorrupt, StoreError, UsageError
 from frostline.store.gc import collect
 from frostline.store.manifest import dump_manifest
 
@@ -149,3 +150,40 @@ def test_a_store_is_let_go_by_with(store: Path) -> None:
             writer.delete("k1")
         assert collect(store, dry_run=True).pinned_commits == (found.commit.number,)
     assert collect(store, dry_run=True).pinned_commits == ()
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved", "moved and made anew", "deleted and made anew"])
+def test_another_store_in_the_place_of_the_one_that_is_open(
+    tmp_path: Path, make: Callable[..., Path], how: str
+) -> None:
+    """Files of the new one have the names and sizes of the old: rows of both must not come together."""
+    path = make(tmp_path / "s", 12)
+    store = fl.Store.open(path)
+    feed = fl.Feed(store, 4, order=fl.Sequential())
+    first = store.rows([0, 1])["x"]
+    if how.startswith("moved"):
+        path.rename(tmp_path / "aside")
+    else:
+        shutil.rmtree(path)
+    if how.endswith("anew"):
+        make(path, 12)
+    assert torch.equal(store.rows([0, 1])["x"], first)  # of a shard that is open
+    with pytest.raises(StoreError, match="moved, deleted or made anew"):
+        store.rows([0, 11])
+    with pytest.raises(FeedError, match="moved, deleted or made anew"):
+        list(feed)
+
+
+def test_another_working_folder_while_stores_are_open(
+    tmp_path: Path, make: Callable[..., Path], row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    make(Path("s"), 9)
+    store = fl.Store.open("s")
+    with fl.Store.append("s") as writer:
+        writer.append("new", row(9))
+        monkeypatch.chdir(tmp_path / "there")
+    assert store.rows([8])["caption"] == ["caption 8"]
+    assert "new" in fl.Store.open(tmp_path / "s")
+    assert not list((tmp_path / "there").iterdir())

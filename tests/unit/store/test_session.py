@@ -11,6 +11,7 @@ import pytest
 
 import frostline as fl
 from frostline.errors import FieldError, StoreCorrupt, StoreError, StoreLocked
+from frostline.store import quarantine
 from frostline.store.check import check_store
 from frostline.store.manifest import commit_numbers, load_commit
 from frostline.store.runs import FANOUT
@@ -128,3 +129,28 @@ def test_a_commit_too_large_to_be_read_is_not_written(tmp_path: Path) -> None:
         fl.Store.create(tmp_path / "s", fields)
     with fl.Store.create(tmp_path / "s", {"n": fl.Field((), "int64")}):
         pass  # the lock was let go, and nothing is in the way
+
+
+def test_a_commit_looks_at_new_failures_whatever_failed_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    looked, standing = [], quarantine.standing
+
+    def counted(lines: Any, *held: Any) -> Any:
+        looked.append(len(lines := list(lines)))
+        return standing(lines, *held)
+
+    with fl.Store.create(tmp_path / "s", {"n": fl.Field((), "int64")}, rows_per_shard=2) as writer:
+        monkeypatch.setattr(quarantine, "standing", counted)
+        for i in range(60):
+            writer.quarantine(f"bad {i}", reason="no")
+            writer.append(f"k{i}", {"n": i})
+        for i in range(0, 60, 3):
+            writer.append(f"bad {i}", {"n": i})
+        writer.delete("k7")
+    monkeypatch.setattr(quarantine, "standing", standing)
+    assert sum(looked) == 60 + 20
+    store = fl.Store.open(tmp_path / "s")
+    assert [q["key"] for q in store.quarantine] == [f"bad {i}" for i in range(60) if i % 3]
+    assert store.commit.quarantined == 40

@@ -165,3 +165,42 @@ def test_joining_compares_keys_not_only_hashes(tmp_path: Path, monkeypatch: pyte
     assert joined.rows([0, 1, 2])["b"] == ["bq", "bs", "bv"]
     half = joined.at(np.array([2, 0]))
     assert [half.keys.position(key) for key in "qvs"] == [1, 0, -1]
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        [1.7], [True, False, True], np.array([True, False]), torch.tensor([True]), np.array([0.0, 1.0]),
+        "k1", 3, [None], [b"k1"], np.zeros((2, 2), np.int64), slice(2),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_rows_are_asked_for_by_whole_numbers_and_strings(store: Path, which: Any) -> None:
+    """A mask taken for numbers would be rows 0 and 1 over and over."""
+    with pytest.raises(UsageError, match=r"list of positions .* and keys"):
+        fl.Store.open(store).rows(which)
+
+
+def test_positions_of_any_integer_type(store: Path, row: Row) -> None:
+    opened = fl.Store.open(store)
+    want = [row(2)["caption"], row(0)["caption"]]
+    for which in (
+        np.array([2, 0], np.uint8),
+        torch.tensor([2, 0]),
+        [np.int64(2), 0],
+        (2, 0),
+        ["k2", np.int8(0)],
+    ):
+        assert opened.rows(which)["caption"] == want  # type: ignore[arg-type]
+    for far in ([1 << 70], np.array([1 << 63], np.uint64), [-(1 << 70)]):
+        with pytest.raises(UsageError, match="has rows 0"):
+            opened.rows(far)
+
+
+def test_many_keys_of_a_table_of_some_rows(store: Path) -> None:
+    opened = fl.Store.open(store)
+    some = opened.at(np.random.default_rng().permutation(len(opened))[: len(opened) // 2])
+    assert some.keys.positions(list(some.keys)) == list(range(len(some)))
+    others = [key for key in opened if key not in some]
+    assert others
+    assert some.keys.positions([*others, "no such key"]) == [-1] * (len(others) + 1)

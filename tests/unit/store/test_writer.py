@@ -4,6 +4,7 @@ import contextlib
 import gc
 import math
 import os
+import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import frostline as fl
-from frostline.errors import FieldError, KeyDuplicate, KeyMissing, StoreFull, StoreLocked, UsageError
+from frostline.errors import (
+    FieldError,
+    KeyDuplicate,
+    KeyMissing,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+    UsageError,
+)
 from frostline.store import writer as writer_module
+from frostline.store.building import Block
 from frostline.store.manifest import commit_numbers
 
 # a fork is what these tests are about; Python 3.12 warns when torch has threads
@@ -325,3 +335,71 @@ def test_a_writer_that_is_never_closed_says_what_is_lost_and_frees_the_store(tmp
     gc.collect()
     with fl.Store.append(tmp_path / "s") as again:
         assert "a" not in again
+
+
+def test_an_interrupt_in_the_middle_of_a_row_leaves_whole_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C that the caller catches: what is committed afterwards must be readable, in every field."""
+    fields = {"n": fl.Field((), "int64"), "v": fl.Field((2,), "float32", "int8"), "t": fl.Field((), "str")}
+    rng, taken, left = random.Random(), [], [0]
+    add = Block.add
+
+    def interrupted(block: Block, rows: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0 and rng.random() < 0.5:
+            raise KeyboardInterrupt
+        add(block, rows)
+        if left[0] == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Block, "add", interrupted)
+    with fl.Store.create(tmp_path / "s", fields, rows_per_shard=7) as writer:
+        for i in range(60):
+            left[0] = rng.randint(1, 2 * len(fields))
+            with contextlib.suppress(KeyboardInterrupt):
+                writer.append(f"k{i}", {"n": i, "v": torch.full((2,), float(i)), "t": str(i)})
+                taken.append(i)
+    store = fl.Store.open(tmp_path / "s", check="read")
+    assert 0 < len(taken) < 60
+    assert list(store.keys) == [f"k{i}" for i in taken]
+    rows = store.rows(range(len(store)))
+    assert rows["n"].tolist() == taken == [int(t) for t in rows["t"]]
+    assert rows["v"][:, 0].tolist() == pytest.approx(taken)
+    assert store.check(deep=True).ok
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["moved", "moved and made anew"])
+def test_nothing_is_written_where_the_store_no_longer_is(
+    store: Path, make: Callable[..., Path], row: Row, files_of: Files, again: bool
+) -> None:
+    writer = fl.Store.append(store)
+    writer.append("new", row(1))
+    store.rename(store.with_name("aside"))
+    if again:
+        make(store, 9)
+    before = files_of(store)
+    with pytest.raises(StoreError, match="moved, deleted or made anew"):
+        writer.close()
+    assert files_of(store) == before
+    assert "new" not in fl.Store.open(store.with_name("aside"))
+
+
+@pytest.mark.parametrize("key", [7, None, b"a"])
+def test_only_text_is_deleted_or_replaced(store: Path, row: Row, key: Any) -> None:
+    with fl.Store.append(store) as writer:
+        with pytest.raises(UsageError, match="A key is a string"):
+            writer.delete(key)
+        with pytest.raises(UsageError, match="A key is a string"):
+            writer.replace(key, row(1))
+
+
+def test_values_without_names_are_refused(store: Path) -> None:
+    with fl.Store.append(store) as writer:
+        for write in (writer.append, writer.replace):
+            with pytest.raises(
+                FieldError, match=r"expected \{field: value\} for x, caption, tokens, got Tensor"
+            ):
+                write("k1", torch.zeros(3))  # type: ignore[arg-type]
+        with pytest.raises(FieldError, match="got NoneType"):
+            writer.append_batch(["new"], None)  # type: ignore[arg-type]
