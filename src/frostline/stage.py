@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Literal, get_args
@@ -33,7 +34,11 @@ DEFAULT_CHUNK = 32
 
 @dataclass(frozen=True, eq=False)
 class Lazy:
-    """A function and its arguments: what it returns is made at the first `get()`, once, and kept."""
+    """A function and its arguments: what it returns is made at the first `get()`, once, and kept.
+
+    It is made with a seed of its own: weights that are in no file, as a head that a checkpoint lacks, are
+    the same in every process, and a store's rows those of one network.
+    """
 
     loader: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -48,11 +53,25 @@ class Lazy:
     def get(self) -> Any:
         with self._lock:  # two threads that ask at once must not load two networks
             if not self._made:
-                self._made.append(self.loader(*self.args, **self.kwargs))
+                with _drawn_alike():
+                    self._made.append(self.loader(*self.args, **self.kwargs))
         return self._made[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Lazy, (self.loader, self.args, dict(self.kwargs)))
+
+
+@contextmanager
+def _drawn_alike() -> Iterator[None]:
+    """torch draws the same here each time, and goes on afterwards as if nothing had been drawn."""
+    import torch
+
+    cards = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(cards):
+        torch.default_generator.manual_seed(0)
+        for card in cards:
+            torch.cuda.default_generators[card].manual_seed(0)
+        yield
 
 
 def lazy(loader: Callable[..., Any], *args: Any, **kwargs: Any) -> Lazy:

@@ -235,3 +235,13 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     assert len(caught.value.problems) == 4
     with pytest.raises(UsageError, match="each once"):
         Pick(("x", "x"), 1)
+
+
+def test_a_lazy_network_is_drawn_alike_and_disturbs_no_other_draw() -> None:
+    torch.manual_seed(3)
+    usual = torch.rand(4)
+    torch.manual_seed(3)
+    one = fl.lazy(torch.nn.Linear, 4, 2).get()
+    assert torch.equal(torch.rand(4), usual)
+    torch.manual_seed(9)
+    assert torch.equal(one.weight, fl.lazy(torch.nn.Linear, 4, 2).get().weight)

@@ -52,7 +52,7 @@ class Ready:
         try:
             with self._without_gradients():
                 result = self.fn(*values, **extra)
-        except Exception as e:
+        except (Exception, SystemExit) as e:  # exit() ends a sample, and not the program that asked for it
             raise StageFailed(self.stage.name, [key], described(e)) from e
         parts = self._parts(result, [key])
         return {name: self._dense(name, [key], as_value(value)) for name, value in parts.items()}
@@ -86,7 +86,7 @@ class Ready:
                 result = self.fn(*inputs, **extra)
         except torch.OutOfMemoryError as e:
             raise ChunkTooLarge(self.stage.name, size, str(e).splitlines()[0]) from e
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             if self._runs_eagerly(inputs, extra):
                 raise CompileFailed(self.stage.name, described(e)) from e
             raise StageFailed(self.stage.name, keys, described(e)) from e

@@ -73,7 +73,8 @@ def _packed(asked: list[str], block: Block, put: Put | None) -> tuple[dict[str, 
 def _pack(name: str, value: Any, buffers: list[Any]) -> dict[str, Any]:
     if isinstance(value, Tensor):
         x = value.detach().contiguous()
-        buffers.append(x.reshape(-1).view(torch.uint8).numpy().data if x.numel() else b"")
+        flat = x.as_strided((x.numel(),), (1,))  # one number is contiguous whatever its stride
+        buffers.append(flat.view(torch.uint8).numpy().data if x.numel() else b"")
         return {"tensor": [str(x.dtype).removeprefix("torch."), list(x.shape)]}
     if numeric(value):
         array = np.asarray(value, order="C")

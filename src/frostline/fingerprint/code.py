@@ -16,6 +16,7 @@ import types
 from dataclasses import dataclass, field
 from typing import Any
 
+from frostline.errors import UsageError
 from frostline.fingerprint import lazies, origin
 from frostline.fingerprint.values import Tree, digest
 from frostline.fingerprint.walk import Reference, Walk
@@ -65,6 +66,17 @@ def examine(fn: Any, *, vouched: bool = False, files: str | None = None) -> tupl
     given = None if found is None else walk.value(found, f"a parameter of {origin.named(_called(fn))}")
     walk.finish(_shown(fn))
     return summary(walk, root), given
+
+
+def functions_of(fn: Any) -> list[types.FunctionType]:
+    """The user's own functions that a callable stands on; none where that cannot be told."""
+    walk = Walk()
+    try:
+        _root(fn, walk)
+        walk.finish(_shown(fn))
+    except UsageError:
+        return []
+    return walk.own_functions
 
 
 def parameters_of(fn: Any) -> Any:

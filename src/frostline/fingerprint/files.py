@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -125,6 +126,13 @@ def names_content(text: str, *, folders: str) -> bool:
     if not os.path.isdir(text) or Path.cwd().is_relative_to(Path(text).resolve()):
         return False
     return folders == "loader" or any(name.endswith(".json") for name in os.listdir(text))
+
+
+def holds_code(folder: Path) -> bool:
+    """Whether code that runs lies in a folder, as in `Path(__file__).parent`: then it is no content, and may
+    hold the stores themselves."""
+    inside = (f"{folder.absolute()}{os.sep}", f"{folder.resolve()}{os.sep}")
+    return any(str(getattr(m, "__file__", None) or "").startswith(inside) for m in list(sys.modules.values()))
 
 
 def identity(path: str | Path) -> str | None:

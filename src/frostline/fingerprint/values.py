@@ -128,6 +128,10 @@ def _scalar(value: Any, walk: Walk) -> Tree:
 
 def _path(value: PurePath, walk: Walk, where: str) -> Tree:
     if isinstance(value, Path) and value.exists():
+        if value.is_dir() and files.holds_code(value):
+            return {"place": "of code"}
+        if walk.files and not files.names_content(str(value), folders=walk.files):
+            return {"path": value.as_posix()}
         try:
             return {"file": files.content_of_any(value)}
         except (OSError, UsageError) as error:
@@ -168,6 +172,12 @@ def _enum(value: Enum, walk: Walk, where: str) -> Tree:
 
 def _array(value: np.ndarray[Any, Any], walk: Walk, where: str) -> Tree:
     head = {"kind": "array", "dtype": value.dtype.str, "shape": list(value.shape)}
+    if value.dtype.names:
+        head["fields"] = repr(value.dtype.descr)
+    if type(value) not in (np.ndarray, np.memmap):  # the mask of a masked array, say
+        head["of"] = tree(type(value), walk, where)
+        head["attributes"] = _state(dict(getattr(value, "__dict__", {})), walk, where)
+        value = value.view(np.ndarray)
     if value.dtype.hasobject:
         return {**head, "values": [tree(part, walk, where) for part in value.ravel().tolist()]}
     flat = np.ascontiguousarray(value).reshape(-1)
@@ -261,7 +271,7 @@ def _other(value: Any, walk: Walk, where: str) -> Tree:
             and getattr(sys.modules.get(origin.home_of(value)), state, None) is not value
         ):
             raise TypeError(f"it is not what {origin.home_of(value)}.{state} is")  # np.frompyfunc, say
-    except (TypeError, AttributeError, RuntimeError, NotImplementedError) as error:
+    except Exception as error:  # noqa: BLE001 - anybody's object: whatever it raises is told with its place
         if walk.vouched:  # `version=` stands for it: that is what the message below advises
             return {"vouched": type(value).__qualname__}
         return walk.problem(

@@ -25,6 +25,8 @@ from frostline.fingerprint.source import function_node
 from frostline.fingerprint.values import Tree, digest
 
 _MISSING = object()
+_PLACES = {"__file__", "__name__", "__package__", "__path__", "__spec__"}
+"""Globals that say where a module lies and how it was started, which its functions do not depend on."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,10 @@ class Walk:
                 self.problem(str(error))
         if self.problems:
             raise UsageError(f"Cannot tell what {what} is computed from:", problems=self.problems)
+
+    @property
+    def own_functions(self) -> list[FunctionType]:
+        return [met for met in self._labels if isinstance(met, FunctionType)]
 
     def value(self, value: object, where: str) -> Tree:
         return values.tree(value, self, where)
@@ -163,7 +169,9 @@ class Walk:
         loads, stores = syntax.global_names(fn.__code__)
         module = sys.modules.get(fn.__globals__.get("__name__", ""))
         env: dict[str, tuple[object, object]] = {
-            name: (module, fn.__globals__[name]) for name in loads - stores if name in fn.__globals__
+            name: (module, fn.__globals__[name])
+            for name in loads - stores - _PLACES
+            if name in fn.__globals__
         }
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             try:

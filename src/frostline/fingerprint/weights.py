@@ -13,9 +13,11 @@ Where the tensors lie, whether they require gradients and train or eval mode do 
 
 from __future__ import annotations
 
+import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,8 +36,17 @@ if TYPE_CHECKING:
 _PIECE = 64 << 20
 """Bytes brought from a device at a time."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_PASSING = {"_name_or_path", "transformers_version", "_commit_hash", "_diffusers_version"}
+_PASSING = {
+    *("_name_or_path", "transformers_version", "_commit_hash", "_diffusers_version", "_use_default_values")
+}
 """Entries of a config that say where it came from, not what it does."""
+_ASIDE = {
+    *("_is_hf_initialized", "_hf_hook", "_old_forward", "all_tied_weights_keys"),
+    *("default_cfg", "pretrained_cfg", "feature_info"),
+}
+"""Attributes by which transformers and timm keep their books: nothing is computed with them."""
+_DEEPEST = 4
+"""Dicts and objects inside each other that are looked into: deeper ones are no settings."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +145,7 @@ def tensor_digest(value: torch.Tensor) -> str:
     with torch.no_grad():
         for part in _dense(value.detach()):
             flat = part.resolve_conj().resolve_neg().contiguous().view(-1)
+            flat = flat.as_strided(flat.shape, (1,))  # one number is contiguous whatever its stride
             step = max(1, _PIECE // max(1, flat.element_size()))
             for start in range(0, flat.numel(), step):
                 state.update(_bytes(flat[start : start + step]).data)
@@ -178,38 +190,75 @@ def _hooks(module: torch.nn.Module, kind: str) -> list[Any]:
 
 
 def _attributes(module: torch.nn.Module, walk: Walk, where: str) -> dict[str, Tree]:
-    import torch
-
     own = origin.kind_of(type(module).__module__) == "own"
     found = {}
     for name, value in sorted(vars(module).items()):
-        if name in _bookkeeping() or isinstance(value, torch.nn.Module):
+        if name in _bookkeeping():
             continue
-        if callable(getattr(value, "to_dict", None)):
+        counted = value if own else _counted(value, private=name.startswith("_"))
+        if _is_config(name, value):
             found[name] = _config(value, walk, f"{where}.{name}")
-        elif own or _simple(value):
-            found[name] = tree(value, walk, f"{where}.{name}")
+        elif counted is not None or value is None:
+            found[name] = tree(counted, walk, f"{where}.{name}")
     return {"attributes": found} if found else {}
 
 
 def _bookkeeping() -> set[str]:
     import torch
 
-    return {*vars(torch.nn.Module()), "_is_hf_initialized", "_hf_hook", "_old_forward"}
+    return {*vars(torch.nn.Module()), *_ASIDE}
 
 
-def _simple(value: Any) -> bool:
-    """What counts in a library's own class. It may hold caches besides, which change while it runs."""
+def _counted(value: Any, *, private: bool) -> Any:
+    """What counts of an attribute in a library's own class, or None; of a list, the parts that do."""
+    deep = 0 if private else _DEEPEST
+    if _simple(value, deep):
+        return value
+    parts = value if isinstance(value, list | tuple) else ()
+    return [part for part in parts if _simple(part, deep)] or None
+
+
+def _simple(value: Any, deep: int) -> bool:
+    """Whether something in a library's own class counts. It may hold caches besides, which change while it
+    runs: dicts and objects that hold arrays, and private ones.
+
+    deep: how many dicts or objects inside each other are looked into.
+    """
     import torch
 
     if isinstance(value, tuple | list):
-        return all(_simple(part) for part in value)
-    kinds = (bool, int, float, complex, str, torch.dtype, torch.Tensor, type, types.FunctionType)
-    return value is None or isinstance(value, (*kinds, types.BuiltinFunctionType, types.MethodType))
+        return all(_simple(part, deep) for part in value)
+    if isinstance(value, functools.partial):
+        return _simple([value.func, *value.args, *value.keywords.values()], deep)
+    kinds = (bool, int, float, complex, str, Enum, np.ndarray, np.generic, torch.dtype, torch.Tensor)
+    code = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, torch.nn.Module)
+    if value is None or isinstance(value, (*kinds, *code)):
+        return True
+    if origin.kind_of(type(value).__module__) == "own":
+        return True
+    parts = _parts(value) if deep else None
+    return parts is not None and not any(
+        isinstance(part, np.ndarray | torch.Tensor) or not _simple(part, deep - 1) for part in parts
+    )
+
+
+def _parts(value: Any) -> list[Any] | None:
+    """What a dict, a set or an object holds; None for an empty cache, and for what cannot be looked into."""
+    if isinstance(value, Mapping):
+        return [*value, *value.values()] or None
+    if isinstance(value, set | frozenset):
+        return [*value] or None
+    plain = hasattr(value, "__dict__") and not isinstance(value, types.ModuleType)
+    return [*vars(value).values()] if plain else None
+
+
+def _is_config(name: str, value: Any) -> bool:
+    return name == "_internal_dict" or callable(getattr(value, "to_dict", None))  # diffusers; transformers
 
 
 def _config(value: Any, walk: Walk, where: str) -> Tree:
-    shown = {str(k): v for k, v in dict(value.to_dict()).items() if k not in _PASSING}
+    given = value.to_dict() if hasattr(value, "to_dict") else value
+    shown = {str(k): v for k, v in dict(given).items() if k not in _PASSING}
     attention = getattr(value, "_attn_implementation", None)  # chosen on loading, absent from to_dict()
     if isinstance(attention, str):
         shown["_attn_implementation"] = attention

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from frostline.errors import FreezeStopped
+from frostline.errors import FreezeStopped, NotFrozen
 from frostline.execution import Execution, whole_chunks
 from frostline.execution.columns import Column
+from frostline.fingerprint import made_by
 from frostline.freezer import choice, schema
 from frostline.freezer.child import Child, close_all
 from frostline.freezer.forecast import Forecast, Probe, forecast, none_worked, probe
@@ -22,12 +23,13 @@ from frostline.freezer.options import Options
 from frostline.freezer.plan import UNREADABLE, Plan, Wanted, chosen_codecs, chosen_cut, make_plan
 from frostline.freezer.progress import Reporter
 from frostline.freezer.stopping import Stop
-from frostline.freezer.stream import Sink, Stats, Stream, column_bytes
+from frostline.freezer.stream import Sink, Stats, Stream, stored_bytes
 from frostline.freezer.workers import Given, cores
 from frostline.freezer.writing import Budget, Rows, Write, delete_rows, retire_fields
 from frostline.inspector import audit
 from frostline.inspector.samples import NoneWorked
 from frostline.pipeline import Pipeline
+from frostline.stage import Lazy, Stage
 from frostline.store import Field, Store
 from frostline.store.building import default_rows_per_shard
 from frostline.store.manifest import commit_numbers
@@ -160,11 +162,30 @@ class Attempt:
         if stages:
             self.reporter.note(f"auditing {', '.join(stage.name for stage in stages)}")
             below, tries = Pipeline(self.pipeline.source, *stages), self.budget.tries(_AUDITED)
+            known = [s for s in stages if isinstance(s.fn, Lazy) and not s.fn.loaded]
             try:
                 report = audit(below, samples=_AUDITED, tries=tries, device=str(self.device))
             except NoneWorked as e:
                 raise FreezeStopped(none_worked(e.failed)) from e
             report.raise_if_not_frozen()
+            self._refuse_other_weights(known)
+
+    def _refuse_other_weights(self, known: Sequence[Stage]) -> None:
+        """Networks whose weights were known by their files, and that are loaded now: a loader may make up
+        weights that no file has, and then makes up others each time."""
+        held = {name: part for _, parts in self.plan.marks.values() for name, part in parts["stages"].items()}
+        now = {s.name: made_by(s.fn, vouched=s.version is not None).weights for s in known}
+        others = [name for name, weights in now.items() if weights != held[name]["weights"]]
+        if others:
+            raise NotFrozen(
+                f"The files of these networks are the same, but not their weights. Rows in {self.root} would "
+                "be those of several networks:",
+                problems=[
+                    f"{name}: its loader gives other weights each time, so some are in no file and drawn "
+                    "at random, with a seed of its own. Load all of them, or draw them by torch's default"
+                    for name in others
+                ],
+            )
 
     def _probe(self) -> Probe | None:
         """The first samples: what the fields look like, and how long they take."""
@@ -228,7 +249,7 @@ class Attempt:
             n = len(self.probed.block.keys)
             for name, column in self.probed.block.columns.items():
                 spec = self.specs[name]
-                per_row[name] = column_bytes(column) // n if spec.ragged else spec.row_bytes
+                per_row[name] = stored_bytes(column, spec) // n if spec.ragged else spec.row_bytes
         per_row[plan.text_field] = 80
         return forecast(
             self.probed, samples, self.options.n_workers or cores(), self.device, per_row, self.root
@@ -326,7 +347,7 @@ class Attempt:
         total = len(plan.new) if execution is self.adding else plan.waiting
         before = self.stats.samples + self.stats.failed
         with choice.quick_switches(), closing(workers):
-            sink = Sink(write, self.stats)
+            sink = Sink(write, self.stats, self.specs)
             try:
                 for item in stream.items(segments, self.stop):
                     sink.put(item)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from frostline.errors import UsageError
 from frostline.freezer.choice import Asked
 from frostline.stage import Precision
@@ -40,5 +42,9 @@ class Options:
             problems.append(f"workers is {self.workers!r}; 'auto', 'threads' or 'processes'")
         if self.n_workers is not None and (type(self.n_workers) is not int or self.n_workers < 1):
             problems.append(f"n_workers is {self.n_workers!r}; a whole number of at least 1")
+        try:
+            torch.empty(1, device=self.device or "cpu")
+        except (RuntimeError, AssertionError, NotImplementedError, TypeError) as e:  # AssertionError: no CUDA
+            problems.append(f"device is {self.device!r}, which cannot be used: {str(e).splitlines()[0]}")
         if problems:
             raise UsageError("freeze(...) cannot start:", problems=problems)

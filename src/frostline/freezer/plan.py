@@ -283,7 +283,7 @@ def _recoded(name: str, spec: Field, codecs: Mapping[str, str]) -> bool:
 
 def _compare_rows(plan: Plan, wanted: Wanted, store: Store, places: Sequence[int]) -> None:
     keys = wanted.pipeline.source.keys
-    there = _texts(store)
+    there = _texts(store, plan.text_field)
     plan.gone = sorted({*there} - {*keys})
     failed = {entry["key"]: entry["input"] for entry in store.quarantine if "column" not in entry}
     lacking = _to_retry(plan, store) if wanted.retry_bad else {}
@@ -331,14 +331,22 @@ def _to_retry(plan: Plan, store: Store) -> dict[str, list[str]]:
     return found
 
 
-def _texts(store: Store) -> dict[str, str]:
-    """Key → text, of every row; from texts that are whole (others are being added)."""
+def _texts(store: Store, newest: str) -> dict[str, str]:
+    """Key → text, of every row; from texts that are whole, and where there are, from those being added.
+
+    Those may tell of more fields: a row that has them already may have been computed from these, too.
+    """
     names = [n for n in store.fields if n.startswith(PREFIX) and len(store.with_fields([n])) == len(store)]
     if not names:
         raise StoreError(
             f"No field of {store.path} says what all of its rows came from. Give --out another folder."
         )
-    return dict(zip(store.keys, store.column(names[0]), strict=True)) if len(store) else {}
+    found: dict[str, str] = {}
+    for name in dict.fromkeys((names[0], newest)):
+        rows = store.with_fields([name]) if name in store.fields else None
+        if rows is not None and len(rows):
+            found |= zip(rows.keys, rows.column(name), strict=True)
+    return found
 
 
 def combined(plan: Plan) -> str:

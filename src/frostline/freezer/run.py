@@ -16,6 +16,7 @@ from frostline.errors import ChunkTooLarge, CompileFailed, FreezePaused, UsageEr
 from frostline.freezer.attempt import Attempt, Outcome
 from frostline.freezer.choice import Asked
 from frostline.freezer.options import Options
+from frostline.freezer.precision import without_autocast
 from frostline.freezer.progress import Reporter
 from frostline.freezer.stopping import Stop
 from frostline.pipeline import Pipeline
@@ -63,7 +64,8 @@ def freeze(
     retry_bad: try samples again that are in quarantine although nothing changed.
     device:    where device stages run; default: a GPU if there is one.
     workers:   "threads", "processes", or "auto": whichever measures faster.  n_workers: default, all cores.
-    precision, compile: for all device stages that say nothing themselves.
+    precision, compile: for all device stages that say nothing themselves; `torch.autocast` around the call
+               is not heeded.
     """
     if not isinstance(workload, Workload | Pipeline):
         raise UsageError(
@@ -104,7 +106,7 @@ def run(pipeline: Pipeline, root: Path, options: Options, reporter: Reporter) ->
     options.check()
     pipeline = with_options(pipeline.listed_again(), options)
     chunks: dict[str, int] = {}
-    with Stop(options.max_hours, reporter) as stop:
+    with Stop(options.max_hours, reporter) as stop, without_autocast():
         while True:
             try:
                 return Attempt(pipeline, root, options, reporter, chunks, stop).run()

@@ -22,6 +22,7 @@ from frostline.errors import StageFailed
 from frostline.execution import Block, Execution
 from frostline.execution.columns import Column, Uneven, kind_of, row_bytes
 from frostline.freezer.workers import Pending, Workers
+from frostline.store import Field
 
 _AHEAD_BLOCKS = 2
 _TURN_BLOCKS = 8
@@ -199,8 +200,10 @@ def _event() -> Any:
 class Sink:
     """Takes finished blocks to memory and hands them to `write`, in a thread of its own."""
 
-    def __init__(self, write: Callable[[list[str], Block], None], stats: Stats) -> None:
-        self._write, self._stats = write, stats
+    def __init__(
+        self, write: Callable[[list[str], Block], None], stats: Stats, specs: Mapping[str, Field]
+    ) -> None:
+        self._write, self._stats, self._specs = write, stats, specs
         self._queue: queue.Queue[Item | None] = queue.Queue(_QUEUED_BLOCKS)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="frostline-sink", daemon=True)
@@ -258,7 +261,7 @@ class Sink:
         self._write(item.order, block)
         self._stats.samples += len(block.keys)
         self._stats.failed += len(block.failed)
-        self._stats.bytes += sum(map(column_bytes, block.columns.values()))
+        self._stats.bytes += sum(stored_bytes(c, self._specs.get(n)) for n, c in block.columns.items())
 
 
 def on_host(item: Item) -> Block:
@@ -295,3 +298,10 @@ def _copy_stream() -> Any:
 
 def column_bytes(column: Column) -> int:
     return row_bytes(column) if isinstance(column, Tensor) else sum(map(row_bytes, column))
+
+
+def stored_bytes(column: Column, spec: Field | None) -> int:
+    """What rows take on the disk, in the codec of their field."""
+    if spec is None or spec.codec == "raw":
+        return column_bytes(column)
+    return spec.row_bytes * (sum(map(len, column)) if spec.ragged else len(column))

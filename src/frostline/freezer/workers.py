@@ -25,6 +25,8 @@ from frostline.execution import Block, Early, together
 from frostline.execution.columns import Column
 from frostline.execution.slab import Layout, Lease, Slab
 from frostline.execution.wire import InSlab
+from frostline.fingerprint.code import functions_of
+from frostline.fingerprint.source import is_current
 from frostline.freezer.child import Child, WorkerDied, close_all
 
 Kind = Literal["threads", "processes"]
@@ -140,6 +142,7 @@ class Processes:
         self.n = n
         self._early = early
         self._setup = packed(early, layout)
+        self._functions = [fn for stage in early.stages for fn in functions_of(stage.fn)]
         self._slab = Slab(layout) if layout is not None else None
         if self._slab is not None and pin:
             self._slab.pin()
@@ -190,8 +193,21 @@ class Processes:
                 child = self._idle.pop() if self._idle else Child()
                 self._children = [c for c in self._children if c.alive and c is not child] + [child]
             child.set_up(self._setup, self._slab.fd if self._slab is not None else None)
+            child.ask(([], [], [], None))  # it answers once it has started: from here on, samples end it
+            with self._lock:
+                self._refuse_edited()
             self._mine.child = child
         return child
+
+    def _refuse_edited(self) -> None:
+        """A new interpreter reads the files anew; the fingerprint is of what this one runs."""
+        edited = [fn for fn in self._functions if not is_current(fn)]
+        if edited:
+            raise UsageError(
+                f"{edited[0].__qualname__} in {edited[0].__code__.co_filename} was edited since it was "
+                "imported, and a worker process would run what the file says now. Start again, or use "
+                "threads."
+            )
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

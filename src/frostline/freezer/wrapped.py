@@ -27,6 +27,7 @@ from frostline.execution import Ready
 from frostline.execution.columns import kind_of, padded
 from frostline.fingerprint import differences, fingerprint
 from frostline.fingerprint.weights import tensor_digest
+from frostline.freezer.precision import without_autocast
 from frostline.freezer.writing import delete_rows
 from frostline.inspector import audit
 from frostline.inspector.reach import reach
@@ -65,6 +66,8 @@ def cached(
     encoder:       a frozen nn.Module, method, function or fl.lazy(loader) that gives a tensor. It is audited
                    first.
     batch_size:    rows are computed so many at a time, padded: the same bits whatever batch asked for them.
+    precision:     "bf16" or "fp16": run its weights and inputs so. `torch.autocast` around a call is not
+                   heeded: rows must not depend on who asked for them first.
     stale:         what to do when the store's rows were computed otherwise: "error", or "recompute" them.
     check_inputs:  compare x with what a row was computed from. Off, a key is believed, and x may be None.
     check_weights: compare the weights of all networks that it uses at every call (some 0.1 s per GB). Off,
@@ -218,7 +221,7 @@ class Cached:
         """The encoder's output for each key, on x's device, without gradients."""
         keys = [*keys]
         self._refuse(x, keys)
-        with self._lock:
+        with self._lock, without_autocast():
             self._look_at_weights()
             texts = self._texts(x, keys)
             rows = self._found(keys, texts)
@@ -251,7 +254,9 @@ class Cached:
             return [""] * len(keys)
         rows = x.detach().cpu().contiguous()
         kind = kind_of(rows[0])
-        data = rows.reshape(len(rows), -1).view(torch.uint8).numpy() if rows[0].numel() else [b""] * len(rows)
+        size = rows[0].numel()
+        flat = rows.as_strided((len(rows), size), (size, 1))  # one number is contiguous whatever its stride
+        data = flat.view(torch.uint8).numpy() if size else [b""] * len(rows)
         return [f"{xxhash.xxh3_128_hexdigest(row)} {kind}" for row in data]
 
     def _found(self, keys: list[str], texts: list[str]) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,13 @@ def test_what_a_stage_raises_is_told_with_the_samples_and_is_the_cause(options: 
         stage.many(keys(1), [[1]]) if options else stage.one("k0", [1])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert (caught.value.stage, caught.value.keys) == ("stage", ("k0",))
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 2}])
+def test_exit_ends_a_sample_and_not_the_program(options: Any) -> None:
+    stage = ready(lambda x: sys.exit(3), **options)
+    with pytest.raises(StageFailed, match="Stage 'stage' failed for 'k0': SystemExit: 3"):
+        stage.many(keys(1), [[1]]) if options else stage.one("k0", [1])
 
 
 def test_no_memory_is_another_matter_than_a_bad_sample() -> None:

@@ -41,6 +41,12 @@ def test_tensors_of_every_type_and_shape(dtype: torch.dtype, shape: tuple[int, .
     assert torch.equal(y, x)
 
 
+def test_one_number_with_a_stride_of_its_own() -> None:
+    x = torch.arange(6.0).as_strided((1, 1), (5, 3))
+    assert x.is_contiguous()
+    assert torch.equal(value(x), torch.zeros(1, 1))
+
+
 def test_the_bits_of_a_tensor_are_kept_and_its_memory_is_its_own() -> None:
     x = torch.tensor([math.nan, -0.0, math.inf, 1e-45])
     y = value(x)

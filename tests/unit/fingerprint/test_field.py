@@ -68,6 +68,20 @@ def _said(before: dict[str, Any], after: dict[str, Any], name: str = "pair") -> 
     return differences(before[name].parts, after[name].parts)
 
 
+def _of_stage(fn: Any) -> Any:
+    return fingerprint(fl.Pipeline(fl.Source.table(ROWS), fl.Stage("y", fn, reads="caption")))["y"]
+
+
+@pytest.mark.parametrize("used", ["HERE / 'table.json'", "Path(__file__).parent", "(__name__, HERE)"])
+def test_where_a_file_of_code_lies_does_not_count(lab: Any, used: str) -> None:
+    """Nor what else lies beside it, as the stores themselves."""
+    head = "from pathlib import Path\nHERE = Path(__file__).parent\ndef fn(x):\n"
+    before = _of_stage(lab.load(work=f"{head}    return {used}"))
+    (lab.folder / "stores").mkdir()
+    (lab.folder / "stores" / "commit.json").write_text("anything")
+    assert _of_stage(lab.load(work=f"# a comment\n{head}    return {used}")).digest == before.digest
+
+
 BELOW_FRAMES = {"frames", "features", "pair", "sum"}
 BELOW_FEATURES = {"features", "pair", "sum"}
 

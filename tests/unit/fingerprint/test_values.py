@@ -226,6 +226,24 @@ def test_what_has_no_content_is_named_with_its_place_and_all_at_once(tmp_path: P
     assert "version=" in text
 
 
+def test_masks_names_and_kinds_of_arrays_count() -> None:
+    plain = np.array([(1, 2)], dtype=[("a", "i4"), ("b", "i4")])
+    turned = np.array([(1, 2)], dtype=[("b", "i4"), ("a", "i4")])
+    masked = [np.ma.array([1.0, 2.0], mask=[False, last]) for last in (False, True)]
+    different = [plain, turned, plain.view(np.recarray), *masked, np.array([1.0, 2.0])]
+    assert len({digest(value_of(value)) for value in different}) == len(different)
+    assert value_of(masked[1]) == value_of(masked[1].copy())
+
+
+def test_an_object_that_refuses_to_be_copied_is_named_whatever_it_raises() -> None:
+    class Odd:
+        def __reduce__(self) -> Any:
+            raise KeyError("no copies")  # torch.jit.ScriptFunction raises a PickleError
+
+    with pytest.raises(UsageError, match="Odd, which has no content"):
+        value_of(Odd())
+
+
 def test_a_ufunc_made_of_own_code_is_not_taken_for_its_name() -> None:
     with pytest.raises(UsageError, match=r"numpy\.ufunc"):
         value_of(np.frompyfunc(double, 1, 1))
@@ -259,6 +277,16 @@ def test_folders_count_for_a_loader_and_as_models_for_a_stage(tmp_path: Path) ->
     (model / "config.json").write_text("2")
     assert value_of(str(model), files="stage") != before
     assert value_of(".", files="loader") == "."
+
+
+def test_a_folder_of_inputs_or_of_code_is_a_place(tmp_path: Path) -> None:
+    inputs, here = tmp_path / "inputs", Path(__file__).parent
+    inputs.mkdir()
+    before = value_of(inputs, files="stage")
+    (inputs / "new.jpg").write_text("1")
+    assert value_of(inputs, files="stage") == before != value_of(tmp_path, files="stage")
+    assert value_of(here, files="stage") == value_of(here.parent, files="loader")
+    assert value_of(inputs, files="loader") != before
 
 
 def test_networks_in_values_count_by_weights() -> None:

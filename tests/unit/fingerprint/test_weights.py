@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import copy
+import functools
+import logging
 from collections.abc import Callable
+from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -93,6 +98,72 @@ def test_bookkeeping_does_not_count(what: str) -> None:
     assert weights_of(net) == before
 
 
+class Mode(Enum):
+    nearest = 1
+    bilinear = 2
+
+
+class Shift:
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+
+def _filled(value: float) -> nn.Linear:
+    net = nn.Linear(1, 1)
+    nn.init.constant_(net.weight, value)
+    nn.init.zeros_(net.bias)
+    return net
+
+
+SETTINGS: dict[str, Callable[[int], Any]] = {
+    "an enum, as torchvision's Resize has": lambda n: Mode(n),
+    "a list of modules, as torchvision's Compose has": lambda n: [nn.Dropout(n / 10), torch.device("cpu")],
+    "a dict, as torchvision's ToDtype has": lambda n: {"size": n},
+    "a set": lambda n: {n, "a"},
+    "an array": lambda n: np.ones(n),
+    "a number of numpy's": lambda n: np.float32(n),
+    "a partial": lambda n: functools.partial(torch.add, alpha=n),
+    "settings": lambda n: SimpleNamespace(scale=n),
+    "an object of the user's own": lambda n: Shift(n),
+    "a network that is no part of it": lambda n: _filled(n),
+}
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+@pytest.mark.parametrize("network", [nn.Identity, Block])
+def test_settings_count_in_a_librarys_class_too(what: str, network: Callable[[], nn.Module]) -> None:
+    def structure(n: int) -> str:
+        net = network()
+        vars(net)["setting"] = SETTINGS[what](n)
+        return weights_of(net).structure
+
+    assert structure(1) == structure(1) != structure(2)
+
+
+def test_what_a_librarys_class_remembers_between_calls_does_not_count() -> None:
+    net = nn.Linear(1, 1)
+    before = weights_of(net)
+    more = {"cache": {"cpu": torch.ones(2)}, "empty": {}, "_plan": {"a": 1}, "log": logging.getLogger("a")}
+    vars(net).update(more)
+    assert weights_of(net) == before
+
+
+def test_a_network_that_leads_back_to_itself_ends() -> None:
+    net = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    vars(net[1])["parent"] = net
+    assert weights_of(net) == weights_of(copy.deepcopy(net))
+
+
+def test_a_config_of_diffusers_counts_without_how_it_was_given() -> None:
+    def structure(**config: Any) -> str:
+        net = nn.Linear(1, 1)
+        vars(net)["_internal_dict"] = config
+        return weights_of(net).structure
+
+    given = structure(scaling_factor=0.18, _use_default_values=["a"])
+    assert given == structure(scaling_factor=0.18) != structure(scaling_factor=1.0)
+
+
 def test_a_copy_is_equal_and_the_differing_tensor_is_named() -> None:
     net = _block()
     other = copy.deepcopy(net)
@@ -135,6 +206,7 @@ def test_pieces_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     before = weights.tensor_digest(x)
     monkeypatch.setattr(weights, "_PIECE", 12)
     assert weights.tensor_digest(x) == before
+    assert weights.tensor_digest(x[4::999]) == weights.tensor_digest(torch.tensor([8.0]))  # of stride 1998
 
 
 def test_shared_weights_and_compiled_networks() -> None:

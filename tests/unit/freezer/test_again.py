@@ -6,11 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import frostline as fl
-from frostline.errors import FreezeStopped
+from frostline.errors import FreezeStopped, NotFrozen
+from frostline.fingerprint import files as fingerprint_files
+from frostline.freezer import attempt
 from frostline.freezer.attempt import Outcome
 from frostline.freezer.options import Options
 from frostline.freezer.progress import Reporter
@@ -55,6 +58,78 @@ def test_a_limit_with_new_texts_does_not_hide_what_changed_beyond_it(tmp_path: P
     go(data, tmp_path / "s", limit=2, paranoid=True)
     go(data, tmp_path / "s", paranoid=True)
     assert values(tmp_path / "s") == [10, 11, 12, 13, 99]
+
+
+def of_two(b: int, *more: fl.Stage) -> fl.Pipeline:
+    rows = [{"key": str(i), "a": i, "b": b + i} for i in range(3)]
+    outputs = ["y", *(stage.name for stage in more)]
+    return fl.Pipeline(fl.Source.table(rows), fl.Stage("y", doubled, reads="a"), *more, outputs=outputs)
+
+
+Z = fl.Stage("z", doubled, reads="b")
+
+
+def killed(root: Path, names: list[str]) -> None:
+    if names:
+        raise KeyboardInterrupt
+
+
+def test_a_row_that_has_its_new_text_already_is_compared_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "_MOST_ROWS", 1)
+    go(of_two(5), tmp_path / "s")
+    stopped = go(of_two(5, Z), tmp_path / "s", max_hours=1e-9)  # some rows have the new text, and z
+    assert len(stopped.store.with_fields(["z"])) in (1, 2)
+    go(of_two(6, Z), tmp_path / "s")
+    assert values(tmp_path / "s", "z") == [12, 14, 16]
+
+
+def test_the_newest_texts_count_where_a_kill_left_old_ones_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go(of_two(5), tmp_path / "s")
+    with monkeypatch.context() as patched:
+        patched.setattr(attempt, "retire_fields", killed)
+        with pytest.raises(KeyboardInterrupt):
+            go(of_two(5, Z), tmp_path / "s")
+    go(of_two(7, Z), tmp_path / "s")
+    assert values(tmp_path / "s", "z") == [14, 16, 18]
+
+
+def half_random(path: str, *, own: bool) -> torch.nn.Module:
+    made = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.Linear(2, 1))
+    made[0].load_state_dict(torch.load(path))
+    if own:
+        made[1].weight.data.fill_(float(np.random.default_rng().normal()))
+    return made.requires_grad_(False).eval()
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["by torch's default", "otherwise"])
+def test_weights_that_are_in_no_file_are_drawn_alike_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    monkeypatch.setattr(fingerprint_files, "SETTLED_NS", -(10**12))
+    weights = tmp_path / "first.pt"
+    torch.save(torch.nn.Linear(1, 2).state_dict(), weights)
+
+    def data(n: int) -> fl.Pipeline:
+        rows = [{"key": str(i), "x": [float(i)]} for i in range(n)]
+        encoder = fl.Stage(
+            "y", fl.lazy(half_random, str(weights), own=own), reads="t", on="device", batch_size=2
+        )
+        return fl.Pipeline(fl.Source.table(rows), fl.Stage("t", torch.tensor, reads="x"), encoder)
+
+    go(data(2), tmp_path / "s")
+    assert go(data(2), tmp_path / "s").plan.idle
+    if not own:
+        go(data(4), tmp_path / "s")
+        whole = go(data(4), tmp_path / "whole").store.rows([0, 1, 2, 3])["y"]
+        assert torch.equal(fl.Store.open(tmp_path / "s").rows([0, 1, 2, 3])["y"], whole)
+        return
+    with pytest.raises(NotFrozen, match="y: its loader gives other weights each time"):
+        go(data(4), tmp_path / "s")
+    assert len(fl.Store.open(tmp_path / "s")) == 2
 
 
 def test_an_input_that_cannot_be_read_is_settled_until_it_can(tmp_path: Path) -> None:

@@ -29,3 +29,9 @@ def test_what_is_right_passes(options: dict[str, object]) -> None:
 def test_hours_are_above_zero(hours: float) -> None:
     with pytest.raises(UsageError, match="max_hours"):
         Options(max_hours=hours).check()
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda:99"])
+def test_a_device_that_is_not_there_is_told(device: str) -> None:
+    with pytest.raises(UsageError, match=f"device is '{device}', which cannot be used"):
+        Options(device=device).check()

@@ -240,6 +240,18 @@ def test_precision_and_compile_are_for_device_stages_that_say_nothing(
     assert [stage.compile for stage in changed.stages] == [False, True]
 
 
+def test_autocast_around_it_changes_no_row(tmp_path: Path) -> None:
+    net = torch.nn.Linear(1, 4).requires_grad_(False)
+    rows = fl.Source.table([{"key": "a", "x": [1.0]}])
+    data = fl.Pipeline(
+        rows, fl.Stage("t", torch.tensor, reads="x"), fl.Stage("y", net, reads="t", on="device")
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = fl.freeze(data, tmp_path / "inside", quiet=True)
+    outside = fl.freeze(data, tmp_path / "outside", quiet=True)
+    assert torch.equal(inside["a"]["y"], outside["a"]["y"])
+
+
 def test_it_runs_in_another_thread_too(tmp_path: Path) -> None:
     thread = threading.Thread(target=frozen, args=(pipeline(), tmp_path / "s"))
     thread.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,12 +182,27 @@ def item(*keys: str) -> Item:
 def test_blocks_are_written_in_order_in_one_other_thread() -> None:
     seen: list[tuple[list[str], str]] = []
     stats = Stats()
-    sink = Sink(lambda order, block: seen.append((order, threading.current_thread().name)), stats)
+    sink = Sink(lambda order, block: seen.append((order, threading.current_thread().name)), stats, {})
     for i in range(6):
         sink.put(item(f"k{i}"))
     sink.close()
     assert seen == [([f"k{i}"], "frostline-sink") for i in range(6)]
     assert (stats.samples, stats.failed, stats.bytes) == (6, 0, 6 * 8)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (None, 4)])
+def test_bytes_are_those_of_the_store(tmp_path: Path, shape: tuple[int | None, ...]) -> None:
+    spec = fl.Field(shape, "float32", codec="int8/token")
+    rows = [torch.randn(6, 4) for _ in range(3)]
+    stats = Stats()
+    sink = Sink(lambda order, block: None, stats, {"y": spec})
+    sink.put(Item([*"abc"], Block([*"abc"], {"y": rows if spec.ragged else torch.stack(rows)})))
+    sink.close()
+    with fl.Store.create(tmp_path / "s", {"y": spec}) as writer:
+        writer.append_batch([*"abc"], {"y": rows})
+    reader = fl.Store.open(tmp_path / "s").reader("y")
+    held = sum(reader.shard(0).view(part).nbytes for part in spec.parts)
+    assert stats.bytes == held < 3 * 6 * 4 * 4
 
 
 def test_what_writing_raises_is_raised_where_the_next_block_is_handed_over() -> None:
@@ -196,7 +212,7 @@ def test_what_writing_raises_is_raised_where_the_next_block_is_handed_over() -> 
         seen.append(order[0])
         raise OSError("disk")
 
-    sink = Sink(write, Stats())
+    sink = Sink(write, Stats(), {})
     with pytest.raises(OSError, match="disk"):
         [sink.put(item("a")) for _ in range(100)]
     with pytest.raises(OSError, match="disk"):
@@ -211,7 +227,7 @@ def test_what_waits_is_dropped_when_it_is_abandoned() -> None:
         gate.wait(10)
         seen.append(order[0])
 
-    sink = Sink(write, Stats())
+    sink = Sink(write, Stats(), {})
     for key in ("a", "b", "c"):
         sink.put(item(key))
     threading.Timer(0.1, gate.set).start()

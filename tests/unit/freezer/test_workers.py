@@ -204,6 +204,31 @@ def test_a_sample_that_kills_two_workers_is_told_with_how_they_died(module: Modu
     assert "the worker process died (signal 11) on this sample, twice" in told["k11"]
 
 
+def test_a_sample_that_ends_a_worker_with_its_first_task_is_told(module: Module) -> None:
+    leave = "import os\ndef leave(x):\n    if x == 1:\n        os._exit(3)\n    return x\n"
+    early = Early(source(4), [fl.Stage("y", module(leave).leave, reads="x")], ["x"], ["y"])
+    workers = Processes(early, 1)
+    pending = workers.begin(range(4), group=4)
+    assert pending is not None
+    block = pending.result()
+    workers.close()
+    assert block.keys == ["k0", "k2", "k3"]
+    assert "died (exit status 3) on this sample, twice" in str(block.failed["k1"])
+
+
+def test_a_worker_that_would_run_another_text_is_refused(module: Module) -> None:
+    made = module("def helper(x):\n    return x + 1\ndef fn(x):\n    return helper(x)\n")
+    workers = Processes(Early(source(4), [fl.Stage("y", made.fn, reads="x")], ["x"], ["y"]), 1)
+    Path(str(made.__file__)).write_text(
+        "def helper(x):\n    return x + 20\ndef fn(x):\n    return helper(x)\n"
+    )
+    pending = workers.begin(range(4), group=4)
+    assert pending is not None
+    with pytest.raises(UsageError, match=r"helper in .* was edited since it was imported"):
+        pending.result()
+    workers.close()
+
+
 PASSED_ON = """
     import torch
 

@@ -54,6 +54,22 @@ def test_rows_are_computed_once_and_read_afterwards(root: Path) -> None:
     assert len(fl.Store.open(root)) == 11
 
 
+def test_one_number_of_any_stride(root: Path) -> None:
+    net = nn.Linear(1, 2).requires_grad_(False)
+    with fl.cached(net, root) as fast:
+        fast(torch.arange(9.0).reshape(1, 9)[:, 4:5], keys=["a"])
+        fast(torch.tensor([[4.0]]), keys=["a"])
+        assert (fast.computed, fast.read) == (1, 1)
+
+
+def test_autocast_around_a_call_changes_no_row(root: Path) -> None:
+    with torch.autocast("cpu", torch.bfloat16), fl.cached(encoder(), root) as fast:
+        assert fast(inputs(), keys=KEYS).dtype is torch.float32
+    with fl.cached(encoder(), root) as fast:
+        torch.testing.assert_close(fast(inputs(), keys=KEYS), encoder()(inputs()))
+        assert fast.read == len(KEYS)
+
+
 def test_the_bits_are_those_of_chunks_of_one_size_whatever_batch_asked(root: Path) -> None:
     x = inputs()
     stage = fl.Stage("output", encoder(), reads="x", on="device", batch_size=4)

@@ -21,6 +21,7 @@ from frostline.inspector.snapshot import Snapshot, content
         lambda: torch.tensor([float("nan"), 1.0]),
         lambda: torch.ones(2, 2).bfloat16().t(),
         lambda: torch.tensor(3),
+        lambda: torch.arange(9.0)[4::9],  # contiguous, and its stride is 9
         lambda: torch.zeros(0, 3),
         lambda: torch.eye(2).to_sparse(),
         lambda: torch.view_as_complex(torch.ones(2, 2)).conj(),
