@@ -86,17 +86,19 @@ class Shallow(nn.Module):
         heads: int = 6,
         grid: tuple[int, int],
         prefix: int = 1,
+        covers: float = 1.0,
         encoder: nn.Module | None = None,
     ) -> None:
         """
         width: of the features. grid: patches down and across. prefix: tokens before the patches (class,
-        registers). encoder: makes features [B, T, N, D] from frames, where the batch has these instead.
+        registers). covers: the share of a frame's side that the patches lie on, for pictures. encoder: makes
+        features [B, T, N, D] from frames, where the batch has these instead.
         """
         super().__init__()
         _refuse_bad(width, heads, grid, prefix)
         self.width, self.query_width, self.heads = width, query_width or width, heads
         self.grid, self.prefix, self.tokens = grid, prefix, prefix + grid[0] * grid[1]
-        self.encoder = encoder
+        self.covers, self.encoder = covers, encoder
         self.register_buffer("code", position_code(grid, prefix), persistent=False)
         places = self.code.shape[1]
         self.query = _linear(self.query_width, width)  # no bias: it would look the same way for every query
@@ -150,11 +152,13 @@ class Deep(nn.Module):
     values of it serve all passes. The attention told of is the last layer's.
     """
 
-    def __init__(self, encoder: Encoder, *, grid: tuple[int, int], prefix: int = 1) -> None:
+    def __init__(
+        self, encoder: Encoder, *, grid: tuple[int, int], prefix: int = 1, covers: float = 1.0
+    ) -> None:
         super().__init__()
         config = encoder.network.config
         _refuse_bad(config.hidden_size, config.num_attention_heads, grid, prefix)
-        self.encoder, self.heads = encoder, int(config.num_attention_heads)
+        self.encoder, self.covers, self.heads = encoder, covers, int(config.num_attention_heads)
         self.width = self.query_width = int(config.hidden_size)
         self.grid, self.prefix, self.tokens = grid, prefix, prefix + grid[0] * grid[1]
 

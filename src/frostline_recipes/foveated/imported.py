@@ -15,6 +15,7 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import frostline as fl
@@ -71,16 +72,26 @@ def workload(
         wanted["caption"] = caption
     store, llm = map(os.path.expanduser, (store, llm))
     networks.find(encoder="small", llm=llm, vae="small", size=256, latents=False)
-    rows = Rows(fl.Store.open(store), wanted)
+    rows = Rows(_opened(store), wanted)
     vision = _seen(rows, prefix, num_frames, how.fewest_frames)
-    if how.tells:
-        _refuse_missing(rows)
     seen = [name for name in wanted if name != "caption"]
-    steps = [networks.tokens(llm, max_tokens)] if how.tells else []
+    steps = []
+    if how.tells:
+        steps.append(networks.tokens(llm, max_tokens))
+        networks.say_cut_off(steps[0], _captions(rows), llm, max_tokens)
     outputs = [*seen, *(name for stage in steps for name in stage.writes)]
     picked = fl.Pick(seen, num_frames, eval="spread")
     pipeline = fl.Pipeline(rows.source(), *steps, picked, outputs=outputs)
     return trained(pipeline, vision, llm, how, splits="split" if rows.split else SPLITS)
+
+
+def _opened(folder: str) -> fl.Store:
+    if not Path(folder, "manifest.json").is_file():
+        raise UsageError(
+            f"store={folder!r} is no store: there is no manifest.json in it. A folder of .pt files becomes "
+            "one by `frostline store import FOLDER --out stores/imported`; then give store=stores/imported."
+        )
+    return fl.Store.open(folder)
 
 
 class Rows:
@@ -145,8 +156,8 @@ def _seen(rows: Rows, prefix: int, num_frames: int, fewest: int) -> Vision:
     return Vision("imported", width, 1, prefix, side)
 
 
-def _refuse_missing(rows: Rows) -> None:
-    """Captions that are empty; nothing but captions is read."""
+def _captions(rows: Rows) -> list[str]:
+    """All of them, none empty; nothing else is read."""
     name = rows.wanted["caption"]
     field = rows.store.fields[name]
     if field.dtype != "str":
@@ -154,7 +165,7 @@ def _refuse_missing(rows: Rows) -> None:
             f"caption={name!r} is {field.dtype} {list(field.shape)} in {rows.store}; expected text. Say "
             "which field holds captions; objective=reconstruct needs none."
         )
-    told = rows.store.column(name)
+    told: list[str] = rows.store.column(name)
     bare = [key for key, text in zip(rows.store.keys, told, strict=True) if not text.strip()]
     if bare:
         more = [f"… and {len(bare) - 10:,} more"] if len(bare) > 10 else []
@@ -164,3 +175,4 @@ def _refuse_missing(rows: Rows) -> None:
             "objective=reconstruct needs none:",
             problems=bare[:10] + more,
         )
+    return told

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -135,8 +136,9 @@ def matched(paths: Sequence[str], root: str, lines: Sequence[Clip], folder: str)
 
 
 def _names(path: str) -> dict[str, None]:
-    """With its suffix and without, each once."""
-    return dict.fromkeys((PurePosixPath(path).name, PurePosixPath(path).stem))
+    """With its suffix and without, each once. An ü may be one sign or, as macOS writes it, two."""
+    composed = PurePosixPath(unicodedata.normalize("NFC", path))
+    return dict.fromkeys((composed.name, composed.stem))
 
 
 def _absolute(root: str, path: str) -> str:
@@ -163,7 +165,9 @@ def _rows(path: Path) -> Sequence[Mapping[str, Any]]:
             rows = _parquet(path)
         else:
             raise ValueError(f"only {', '.join(SUFFIXES)} are known")
-    except ValueError as e:  # what json, csv, pyarrow and bad UTF-8 raise
+    except UnicodeDecodeError as e:
+        raise UsageError(f"{path} cannot be read as a list of clips: {e}. Save it as UTF-8.") from e
+    except ValueError as e:  # what json, csv and pyarrow raise
         raise UsageError(f"{path} cannot be read as a list of clips: {e}") from e
     wrong = [i for i, row in enumerate(rows) if not isinstance(row, Mapping)]
     if wrong or not rows:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,9 +38,10 @@ log = logging.getLogger("frostline")
 _EXPLAINED = (
     "Coarse looks at every frame with one learned query; fine 1 looks again with the queries that the "
     "language model asks after that pass, fine 2 with those it asks after fine 1.",
-    "Entropy is 1 for an even look and 0 for a look at one patch; on target is the share of frames whose "
-    "strongest patch (the cross) lies on the target (the ring), mass on target the share of all attention "
-    "that does.",
+    "Entropy is 1 for an even look and 0 for a look at one token; what goes to tokens that are no patch, as "
+    "the class token, counts in it and is not drawn. On target is the share of frames whose "
+    "strongest patch (the cross) lies on the target (the ring), mass on target the share of the attention to "
+    "patches that does.",
 )
 
 
@@ -100,6 +102,7 @@ def run(ctx: Any, checkpoint: str, clip: str, n: int, split: str) -> dict[str, A
     """The experiment. A clip is a unit: killed, it goes on with the next."""
     from frostline_recipes.foveated.workload import load
 
+    checkpoint = os.path.expanduser(checkpoint)
     model, trained = load(checkpoint)
     # A run's folder is that of its newest checkpoint: after more training, pictures are of another model.
     weights = _content(model)
@@ -133,7 +136,8 @@ def _one(
     """One clip through the model, drawn; → what the page says of it."""
     # live, by itself: the store of the training must not become one of this clip alone
     alone = fl.Workload(fl.Pipeline(fl.Source.table([row]), *data.steps, outputs=data.outputs), run=run)
-    frames, frame_times = film_frames(row["path"], data)  # first: it says what is wrong with a clip
+    frames, frame_times = _video(data)(row["path"])  # first: it says what is wrong with a clip
+    film, film_times = film_frames(row["path"], data)
     batch = next(iter(ctx.feed(workload=alone, batch_size=1, live=True)))
     tells = getattr(model, "objective", "caption") != "reconstruct"
     with torch.no_grad():
@@ -142,13 +146,15 @@ def _one(
         told = {who: model.caption(batch, mode=who)[0] for who in looked}
     names = ["coarse", *(f"fine {k}" for k in range(1, len(passes)))]
     times = batch["times"][0].double().cpu().numpy()
-    nearest = np.abs(frame_times[None, :] - times[:, None]).argmin(1)
+    looked_at = np.abs(frame_times.numpy()[None, :] - times[:, None]).argmin(1)
+    covers = model.gaze.covers
+    side = round(covers * frames.shape[-1])  # what no patch lies on is not drawn: maps would be stretched
     captions = {"truth": row.get("caption") or "", **{who: words(ids) for who, ids in told.items()}}
     sample = Sample(
-        str(row["key"]), frames[nearest], times,
+        str(row["key"]), frames[looked_at, :, :side, :side], times,
         {name: one.attention[0] for name, one in zip(names, passes, strict=True)},
-        model.gaze.prefix, model.gaze.grid, truth(row["path"], times), captions,
-        (frames, frame_times, truth(row["path"], frame_times)),
+        model.gaze.prefix, model.gaze.grid, truth(row["path"], times, covers), captions,
+        (film[..., :side, :side], film_times, truth(row["path"], film_times, covers)),
     )  # fmt: skip
     return {
         "figures": look(sample, folder),
@@ -177,8 +183,9 @@ def chosen(trained: fl.Workload, clip: str, n: int, split: str) -> list[dict[str
     found = exact or [i for i, key in enumerate(keys) if clip in key]
     if found:
         return [_row(keys[i], source.raw(i)) for i in found[:n]]
-    if Path(clip).is_file():
-        return [{**dict.fromkeys(source.fields, ""), "key": Path(clip).name, "path": clip}]
+    file = Path(clip).expanduser()
+    if file.is_file():
+        return [{**dict.fromkeys(source.fields, ""), "key": file.name, "path": str(file)}]
     some = ", ".join(keys[:5]) + (" …" if len(keys) > 5 else "")
     raise UsageError(
         f"clip={clip!r} is neither a file nor (a part of) the key of one of the {len(keys):,} clips that the "
@@ -240,21 +247,27 @@ def _count(path: str) -> int:
         return 0
 
 
-def truth(path: str, times: Floats) -> Floats | None:
-    """[T, 2] where the target of a clip of the embedded set is; None: it is no such clip."""
+def truth(path: str, times: Floats, covers: float = 1.0) -> Floats | None:
+    """[T, 2] where the target of a clip of the embedded set is; None: it is no such clip.
+
+    covers: the share of a frame's side that is drawn, which is then 0…1.
+    """
     file = Path(path)
     table = file.parent.parent / "captions.csv"
     if not table.is_file():
         return None
-    with table.open(newline="", encoding="utf-8") as text:
-        row = next((r for r in csv.DictReader(text) if Path(r.get("path") or "").name == file.name), None)
-    if row is None or not {"index", "seed", "seconds", "objects", "target"} <= row.keys():
+    with table.open(newline="", encoding="utf-8", errors="replace") as text:  # it may be anybody's
+        rows = csv.DictReader(text)
+        if not {"path", "index", "seed", "seconds", "objects", "target"} <= {*(rows.fieldnames or ())}:
+            return None
+        row = next((r for r in rows if Path(r["path"] or "").name == file.name), None)
+    if row is None:
         return None
     world = glyphs.script(
         int(row["index"]), seed=int(row["seed"]), seconds=float(row["seconds"]),
         objects=int(row["objects"]), scale=float(row.get("scale") or 1),
     )  # fmt: skip
-    return np.array([glyphs.where(world, float(t)) for t in times])
+    return np.array([glyphs.where(world, float(t)) for t in times]) / covers
 
 
 # --- words --------------------------------------------------------------------------------------------

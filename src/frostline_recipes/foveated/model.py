@@ -117,7 +117,8 @@ class Foveated(nn.Module):
             if last and queries is not None:
                 asked = self._instead(queries, asked, batch, seed)
             passes.append(self._pass(asked, seen, targets if last or mode == "evaluate" else _NOTHING))
-        passes[-1] = replace(passes[-1], crossed=self._crossed(passes[-1].queries, seen))
+        if seen.size[1] > 1:
+            passes[-1] = replace(passes[-1], crossed=self._crossed(passes[-1].queries, seen))
         return Passes(passes)
 
     @torch.no_grad()

@@ -62,13 +62,30 @@ def autoencoder(what: str, name: str, place: str) -> dict[str, Any]:
             raise MissingExtra.needed(f"{what}={name!r}", package=package, extra="hf")
     from transformers.utils import cached_file
 
-    folder = Path(place) / "vae" if (Path(place) / "vae" / "config.json").is_file() else Path(place)
+    folder = _inside(place)
     try:
         file = folder / "config.json" if folder.is_dir() else cached_file(place, "config.json")
         found: dict[str, Any] = json.loads(Path(file).read_text("utf-8"))
     except (OSError, ValueError) as e:
         raise not_found(what, name, place, e) from e
     return found
+
+
+def _inside(place: str) -> Path:
+    """Where an autoencoder's files are."""
+    return Path(place) / "vae" if (Path(place) / "vae" / "config.json").is_file() else Path(place)
+
+
+def refuse_without_weights(given: Mapping[str, str]) -> None:
+    """Folders with no weights: those are loaded last, when everything is frozen, and should show before."""
+    problems = []
+    for what, name in given.items():
+        folder = _inside(name) if what == "vae" else Path(name)
+        if folder.is_dir() and not any(folder.glob("*.safetensors")):
+            there = ", ".join(sorted(path.name for path in folder.iterdir()))
+            problems.append(f"{what}={name!r}: no *.safetensors is in the folder, only {there}")
+    if problems:
+        raise UsageError("Networks without weights; expected what save_pretrained makes:", problems=problems)
 
 
 def not_found(what: str, name: str, place: str, error: Exception) -> UsageError:

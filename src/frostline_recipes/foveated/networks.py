@@ -8,8 +8,10 @@ Every other name is a short one below, a folder made by `save_pretrained`, or a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,9 @@ SEEDED = {
     },
 }  # fmt: skip
 """Architectures with random weights of seed 0: for tests, and to see what trained features are worth."""
+_LOOKED_AT = 500
+"""Captions whose length is looked at before anything is made."""
+log = logging.getLogger("frostline")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """What DINO's pictures are normalised with."""
 
@@ -73,6 +78,11 @@ class Vision:
         return side, side
 
     @property
+    def covers(self) -> float:
+        """The share of a frame's side that patches lie on; what is left over, right and below, none sees."""
+        return self.grid[0] * self.patch / self.size
+
+    @property
     def tokens(self) -> int:
         return self.prefix + self.grid[0] * self.grid[1]
 
@@ -90,6 +100,8 @@ def find(*, encoder: str, llm: str, vae: str, size: int, latents: bool) -> Visio
     if latents:
         config = SMALL_VAE if vae == "small" else names.autoencoder("vae", vae, VAES.get(vae, vae))
         _refuse_other_latents(vae, config, size)
+    given = {"encoder": encoder, "llm": llm, **({"vae": vae} if latents else {})}
+    names.refuse_without_weights({what: name for what, name in given.items() if name not in known[what]})
     return found
 
 
@@ -142,6 +154,19 @@ def tokens(llm: str, most: int) -> fl.Stage:
         end = AutoTokenizer.from_pretrained(tokenizer_of(llm), trust_remote_code=False).eos_token_id
         made = made if end is None else Ended(made, end, most)
     return fl.Stage("tokens", made, reads="caption", writes={"tokens": fl.Field((None,), "int64")})
+
+
+def say_cut_off(stage: fl.Stage, captions: Iterable[str], llm: str, most: int) -> None:
+    """That captions are as long as is kept of them, or longer, where a person sees it; of the first ones."""
+    few = [*islice(captions, _LOOKED_AT)]
+    long = sum(len(stage.fn(text)) >= most for text in few)
+    if long:
+        own = " (it knows the words of the embedded set, and reads others letter by letter)"
+        log.warning(
+            "foveated: %s of the first %s captions fill max_tokens=%d tokens of llm=%s%s: what goes beyond "
+            "is cut off, and never told. Raise max_tokens to keep more.",
+            f"{long:,}", f"{len(few):,}", most, llm, own if llm in OWN_LLMS else "",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

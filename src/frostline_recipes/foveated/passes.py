@@ -46,7 +46,8 @@ class Pass:
     reconstruct_B: Tensor | None = None
     """Squared error of each clip's next latents."""
     crossed: Tensor | None = None
-    """[some clips, T, width of the gaze], what the query of another frame of the clip extracts from each."""
+    """[some clips, T, width of the gaze], what the query of another frame of the clip extracts from each;
+    None where there is no other."""
 
     @property
     def loss_caption(self) -> Tensor | None:

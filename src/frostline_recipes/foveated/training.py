@@ -107,13 +107,11 @@ def build(vision: Vision, llm: str, how: Settings) -> Foveated:
                 networks.encoder(vision.name), networks.preprocess(vision.size), trainable=how.train_encoder
             )
         gaze: nn.Module
+        patches: Any = {"grid": vision.grid, "prefix": vision.prefix, "covers": vision.covers}
         if how.attention == "deep":
-            gaze = Deep(inside, grid=vision.grid, prefix=vision.prefix)  # type: ignore[arg-type]
+            gaze = Deep(inside, **patches)  # type: ignore[arg-type]
         else:
-            gaze = Shallow(
-                vision.width, heads=heads(vision.width), grid=vision.grid, prefix=vision.prefix,
-                encoder=inside,
-            )  # fmt: skip
+            gaze = Shallow(vision.width, heads=heads(vision.width), encoder=inside, **patches)
         return Foveated(
             gaze, words, fine_iterations=how.fine_iterations, objective=how.objective,
             caption_length=how.max_tokens if how.tells else None,

@@ -172,6 +172,8 @@ def test_an_autoencoder_is_looked_at_where_it_will_be_used(shell: Shell, tmp_pat
     refused(shell, "is a 'VQModel'", **given)
     (tmp_path / "vae").mkdir()
     (tmp_path / "vae" / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
+    refused(shell, "Networks without weights", f"vae='{tmp_path}': no *.safetensors", **given)
+    (tmp_path / "vae" / "diffusion_pytorch_model.safetensors").touch()
     shell.work(**given)
     shell.work(vae="nobody/nothing")
 
@@ -185,6 +187,17 @@ def test_a_language_model_that_is_built_otherwise(shell: Shell, tmp_path: Path) 
     with pytest.raises(UsageError, match=r"is a GPT2LMHeadModel; foveated takes .*: SmolLM2, Llama, Qwen"):
         networks.language_model(str(tmp_path))
     refused(shell, f"Cannot load llm='{networks.SMALL / 'encoder'}'", llm=networks.SMALL / "encoder")
+
+
+def test_folders_without_weights_show_before_anything_is_made(shell: Shell, tmp_path: Path) -> None:
+    for name, of in (("sees", networks.SMALL / "encoder"), ("tells", tmp_path / "whole")):
+        if name == "tells":
+            networks.language_model("tiny").save_pretrained(of)
+            shutil.copytree(networks.SMALL / "tokenizer", of, dirs_exist_ok=True)
+        shutil.copytree(of, tmp_path / name, ignore=shutil.ignore_patterns("*.safetensors"))
+    sees, tells = tmp_path / "sees", tmp_path / "tells"
+    told = refused(shell, f"encoder='{sees}': no *.safetensors", f"llm='{tells}'", encoder=sees, llm=tells)
+    assert "only config.json" in told
 
 
 def test_an_encoder_of_another_architecture_is_taken_from_a_folder(tmp_path: Path) -> None:

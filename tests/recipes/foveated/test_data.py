@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import shutil
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -535,6 +536,23 @@ def test_lists_that_cannot_be_read_are_refused(folder: Path, name: str, text: st
     (folder / name).write_text(text)
     with pytest.raises(UsageError, match=said):
         clips(str(folder / name))
+
+
+def test_a_list_in_another_encoding_says_which_is_expected(folder: Path) -> None:
+    (folder / "list.csv").write_text("path,caption\na.mp4,ein Bär\n", encoding="utf-16")
+    with pytest.raises(UsageError, match=r"list\.csv cannot be read .* Save it as UTF-8\."):
+        clips(str(folder / "list.csv"))
+
+
+def test_names_are_matched_however_their_letters_are_composed(folder: Path, tmp_path: Path) -> None:
+    for name in ("a.mp4", "b.mp4"):
+        (folder / name).rename(folder / unicodedata.normalize("NFD", f"ü {name}"))
+    rows = [{"path": name, "caption": name} for name in ("ü a.mp4", "ü b.mp4", "deep/c.mp4")]
+    listed = write(tmp_path / "list.csv", rows)
+    told = captions_of(clips(str(folder), captions=listed, need_captions=True))
+    assert {unicodedata.normalize("NFC", key): text for key, text in told.items()} == {
+        row["path"]: row["caption"] for row in rows
+    }
 
 
 def test_a_list_may_not_lead_out_of_its_folder(folder: Path) -> None:

@@ -169,6 +169,11 @@ def test_few_rows_are_divided_so_that_no_split_is_empty(shell: Shell, tmp_path: 
         assert "clips 1," in told.out
 
 
+def test_captions_that_are_cut_off_are_said_aloud(store: Path, caplog: pytest.LogCaptureFixture) -> None:
+    workload(store=str(store), num_frames=4, max_tokens=5)
+    assert "20 of the first 20 captions fill max_tokens=5" in caplog.text
+
+
 def test_what_does_not_fit_is_told(shell: Shell, store: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no field for features='feats'.*dino_features \[8, 10, 64\]"):
         workload(store=str(store), features="feats")
@@ -185,4 +190,5 @@ def test_what_does_not_fit_is_told(shell: Shell, store: Path, tmp_path: Path) ->
     told = shell("train", TARGET, f"store={tmp_path / 'nowhere'}", "--steps", "1", "--live")
     assert told.code == 1
     assert "nowhere" in told.err
+    assert "frostline store import FOLDER --out stores/imported" in told.told
     assert "Traceback" not in told.err

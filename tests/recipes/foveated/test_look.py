@@ -385,12 +385,24 @@ def test_a_checkpoint_becomes_a_page_with_grid_and_film(trained: fl.Workload, tm
     assert len(tags.links) == 2 * 3
     assert " and then becomes a " in tags.text
     assert "loss_fine" in tags.text
-    for told in ("Coarse looks at every frame", "mass on target the share", "Entropy is 1 for an even look",
+    for told in ("Coarse looks at every frame", "mass on target the share of the attention to patches",
+                 "counts in it and is not drawn", "Entropy is 1 for an even look",
                  "Last evaluation of the training, at step 2: not shown: ratio 1.0000 (0.9000 to 1.1000).",
                  "Last evaluation of the training, at step 2: warning: the ratio is 1.0000"):  # fmt: skip
         assert told in tags.text
     again = run(made, out=tmp_path / "look", device="cpu", quiet=True)
     assert (again.made, again.found) == (0, 2)
+
+
+def test_a_checkpoint_in_the_home_folder_is_found(
+    trained: fl.Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = sys.modules["frostline_recipes.foveated.workload"]
+    asked, load = [], stub.load
+    monkeypatch.setattr(stub, "load", lambda checkpoint: asked.append(checkpoint) or load(checkpoint))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run(look.workload(checkpoint="~/runs/mine", n=1), out=tmp_path / "look", device="cpu", quiet=True)
+    assert asked == [str(tmp_path / "runs" / "mine")]
 
 
 def test_a_coarse_pass_alone_is_called_by_its_name() -> None:
@@ -461,6 +473,44 @@ def test_clips_that_training_went_without_are_left_out_aloud(
         look.chosen(work, "", 2, "test")
 
 
+def _drawn(made: fl.Workload, folder: Path, monkeypatch: pytest.MonkeyPatch) -> look.Sample:
+    """What `look` is given of the one clip that a workload looks at."""
+    samples = []
+    draw = look.look
+    monkeypatch.setattr(look, "look", lambda sample, into: samples.append(sample) or draw(sample, into))
+    run(made, out=folder, device="cpu", quiet=True)
+    [sample] = samples
+    return sample
+
+
+def test_a_sheet_shows_the_frames_that_were_looked_at_however_many_a_film_has(
+    trained: fl.Workload, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look, "_FRAMES", 9)  # of the clip's 16; the model is given 6 others
+    clip = clips / "clips" / "000001.mp4"
+    sample = _drawn(look.workload(checkpoint="c", clip=clip.name), tmp_path, monkeypatch)
+    frames, times = stages.Video(frames=6, size=64)(str(clip))
+    assert sample.times.tolist() == times.tolist()
+    assert torch.equal(sample.frames, frames)
+    assert sample.film is not None
+    assert len(sample.film[0]) == 9
+
+
+def test_what_no_patch_lies_on_is_not_drawn(
+    trained: fl.Workload, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = look.workload(checkpoint="c", clip="000001.mp4")
+    whole = _drawn(made, tmp_path / "whole", monkeypatch)
+    model, work = _loaded(clips)
+    model.gaze.covers = 0.75  # as 3 patches of 16 pixels on 64
+    monkeypatch.setattr(sys.modules["frostline_recipes.foveated.workload"], "load", lambda _: (model, work))
+    part = _drawn(made, tmp_path / "part", monkeypatch)
+    assert torch.equal(part.frames, whole.frames[..., :48, :48])
+    assert part.film[0].shape[-2:] == (48, 48)
+    np.testing.assert_allclose(part.truth * 48, whole.truth * 64)
+    np.testing.assert_allclose(part.film[2] * 48, whole.film[2] * 64)
+
+
 def test_a_clip_with_a_long_name_gets_a_folder(clips: Path, trained: fl.Workload, tmp_path: Path) -> None:
     long = tmp_path / ("猫" * 83 + ".mp4")  # 253 bytes
     long.write_bytes((clips / "clips" / "000001.mp4").read_bytes())
@@ -478,7 +528,7 @@ def test_pictures_are_the_same_each_time(trained: fl.Workload, tmp_path: Path) -
 
 
 def test_clips_are_chosen_by_key_part_path_or_split(
-    trained: fl.Workload, clips: Path, tmp_path: Path
+    trained: fl.Workload, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def keys(clip: str = "", n: int = 9, split: str = "test") -> list[str]:
         return [row["key"] for row in look.chosen(trained, clip, n, split)]
@@ -491,6 +541,8 @@ def test_clips_are_chosen_by_key_part_path_or_split(
     other.write_bytes((clips / "clips" / "000001.mp4").read_bytes())
     assert look.chosen(trained, str(other), 1, "test")[0]["path"] == str(other)
     assert look.truth(str(other), np.zeros(1)) is None, "nobody knows where its target is"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert look.chosen(trained, "~/other.mp4", 1, "test")[0]["path"] == str(other)
     with pytest.raises(UsageError, match="neither a file nor"):
         keys("nothing.mp4")
     with pytest.raises(UsageError, match="no clip is of split='dev'; there are train, val, test"):
@@ -502,6 +554,11 @@ def test_the_truth_is_where_the_set_drew_the_target(clips: Path) -> None:
     world = glyphs.script(2, seed=0, seconds=4.0)
     found = look.truth(str(clips / "clips" / "000002.mp4"), times)
     np.testing.assert_allclose(found, [glyphs.where(world, t) for t in times])
+
+
+def test_a_list_of_captions_of_somebody_else_tells_no_target(tmp_path: Path) -> None:
+    (tmp_path / "captions.csv").write_bytes("path,caption\na.mp4,ein Bär\n".encode("latin-1"))
+    assert look.truth(str(tmp_path / "clips" / "a.mp4"), np.zeros(1)) is None
 
 
 def test_at_least_one_clip_is_looked_at() -> None:

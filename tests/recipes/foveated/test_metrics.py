@@ -82,7 +82,10 @@ def test_queries_that_choose_nothing_are_told_by_their_correlation(model: Foveat
     assert usual < 0.99
 
 
-def test_a_single_frame_has_no_pairs_and_still_figures() -> None:
+def test_a_single_frame_has_no_pairs_and_still_figures(model: Foveated) -> None:
+    one = batch(3)
+    one = {**one, "features": one["features"][:, :1]}
+    assert "correlation" not in metrics.health(model(one)[-1]), "no other frame's query can be tried"
     told = metrics.health(a_pass(torch.full((2, 1, 1, 3), 1 / 3), torch.randn(2, 1, 16)))
     assert all(math.isfinite(float(value)) for value in told.values())
 

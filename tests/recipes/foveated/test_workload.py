@@ -331,6 +331,20 @@ def test_tokens_of_a_caption_end_where_the_tokenizer_adds_no_end(tmp_path: Path)
     assert value_of(stage.fn) != value_of(networks.tokens(str(tmp_path), 32).fn)
 
 
+def test_captions_that_are_cut_off_are_said_aloud(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
+    shell.work()
+    assert "captions fill" not in caplog.text
+    shell.work(max_tokens=4)
+    told = "16 of the first 16 captions fill max_tokens=4 tokens of llm=small (it knows the words of the"
+    assert told in caplog.text
+
+
+def test_a_gaze_knows_how_much_of_a_frame_its_patches_cover(shell: Shell) -> None:
+    for given in ({}, {"attention": "deep"}):
+        whole, part = (built(shell.work(frame_size=size, **given)).gaze for size in (64, 72))
+        assert (whole.covers, part.covers) == (1.0, 64 / 72)
+
+
 def test_tokens_of_the_own_language_models_are_its_tokenizers_own() -> None:
     stage = networks.tokens("small", 64)
     assert stage.fn == stages.Tokenizer(networks.tokenizer_of("small"), max_length=64)
@@ -364,6 +378,7 @@ def test_networks_in_the_home_folder_are_found(
     byte_level(tmp_path / "llm")
     (tmp_path / "vae").mkdir()
     (tmp_path / "vae" / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
+    (tmp_path / "vae" / "diffusion_pytorch_model.safetensors").touch()
     of = shell.work(encoder="~/encoder", llm="~/llm", vae="~/vae", objective="joint")
     assert built(of).gaze.prefix == 5
 
