@@ -161,10 +161,12 @@ def evaluate(
     frostline evaluate my_work.py --checkpoint runs/mine/checkpoints/best --split val
     """
     from frostline.target import find, resolve
+    from frostline.trainer.checkpoint import load
     from frostline.trainer.folder import config_of
     from frostline.trainer.run import evaluate as evaluate_workload
 
     place = checkpoint or _newest(find(target)[0])
+    load(place, only=[])  # what is not there shows before a recipe makes its data
     before = (config_of(place) or {}).get("parameters", {})
     resolved = resolve(target, overrides or [], before)
     usual = {p.name: p.default for p in resolved.parameters}

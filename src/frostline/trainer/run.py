@@ -85,6 +85,8 @@ def train(
         }  # fmt: skip
         chosen = _chosen(workload, Path(out) if out else None, resume, config, group)
         _refuse_early(chosen, Path(out) if out and group.rank == 0 else None, init_from)
+        if epochs is None:  # in steps they are counted once there is a store
+            budget.schedule(settings, steps, before=0.0, spent=0.0)
         progress = TrainProgress(quiet=quiet or group.rank > 0)
         making = Options(device=str(place), max_hours=max_hours, max_bad=max_bad)
         stores = None if live else _stores(workload, store, making, group, quiet)

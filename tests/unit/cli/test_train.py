@@ -52,7 +52,8 @@ def slow_loss(model, batch):
 def error(model, feed):
     return {"error": float(np.mean([float(loss(model, batch)) for batch in feed]))}
 
-def workload(*, n: int = 40, note: str = "", slow: bool = False, wide: bool = False, bad: bool = False):
+def workload(*, n: int = 40, note: str = "", slow: bool = False, wide: bool = False, bad: bool = False,
+             warmup_steps: int = 0):
     rng = np.random.default_rng(5)
     drawn = [rng.standard_normal(3) for _ in range(n)]
     rows = [{"key": f"k{i:02d}", "x": x.tolist(), "y": float(x.sum())} for i, x in enumerate(drawn)]
@@ -62,7 +63,7 @@ def workload(*, n: int = 40, note: str = "", slow: bool = False, wide: bool = Fa
         model=fl.lazy(torch.nn.Linear, 3, 2 if wide else 1), loss=slow_loss if slow else loss, batch_size=8,
         optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.05),
         evaluate=error, metric=fl.Metric("error"), splits={"train": 0.6, "val": 0.2, "test": 0.2},
-        training={"log_every": 2},
+        training={"log_every": 2, "warmup_steps": warmup_steps},
     )
 
 def nothing(): ...
@@ -382,6 +383,14 @@ def test_what_is_wrong_is_one_message(shell: Shell, words: list[str], told: str)
     assert not (shell.folder / "wrong" / "checkpoints").exists()
 
 
+def test_a_schedule_that_cannot_be_kept_shows_before_the_store_is_made(shell: Shell) -> None:
+    words = ("--steps", "4", "--schedule", "linear", "--store", "unmade", "--out", "unmade-run")
+    code, _, err = shell.train("warmup_steps=9", *words)
+    assert code == 1
+    assert "warmup_steps is 9 of 4 in all; no step is left at the peak" in err
+    assert not (shell.folder / "unmade").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -476,6 +485,10 @@ def test_without_a_checkpoint_the_newest_run_of_the_target_is_evaluated(shell: S
     ("words", "told"),
     [
         (["--checkpoint", "nowhere"], "nowhere holds no whole checkpoint"),
+        (
+            ["--checkpoint", "nowhere", "m=3"],
+            "nowhere holds no whole checkpoint",
+        ),  # before a target is called
         (["--checkpoint", "done", "--split", "dev"], "no split 'dev'; there are train, val, test"),
         (["--checkpoint", "done", "m=3"], "m: no such parameter"),
     ],
