@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shlex
 import signal
-import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from frostline.cli.main import main
+from .conftest import Shell, shell_with
 
 NAME = "h9_run_work"
 FILE = f"{NAME}.py"
@@ -52,35 +49,12 @@ def trained():
         pipeline(), model=fl.lazy(torch.nn.Linear, 1, 1), loss=print, optimizer=print, batch_size=4
     )
 """
-Answer = tuple[int, str, str]
-
-
-class Shell:
-    """Calls of the command line in one folder, in this process."""
-
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.folder, self._patch = folder, patch
-
-    def __call__(self, *words: str) -> Answer:
-        self._patch.setattr(sys, "argv", ["/somewhere/bin/frostline", *words])
-        out, err = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
-            main(list(words))
-        return int(end.value.code or 0), out.getvalue(), err.getvalue()
-
-    def run(self, *words: str) -> Answer:
-        return self("run", *words, "--device", "cpu")
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("FROSTLINE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("FROSTLINE_TRACEBACK", raising=False)
-    (tmp_path / FILE).write_text(WORK)
-    yield Shell(tmp_path, monkeypatch)
-    sys.modules.pop(NAME, None)
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    with shell_with(tmp_path, FILE, WORK) as shell:
+        yield shell
 
 
 def test_it_says_what_came_out_and_where_it_is(shell: Shell) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +18,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from frostline.cli.main import main
 from frostline.cli.train import _told
 from frostline.step import Step
 from frostline.trainer.checkpoint import Checkpoints, load
 from frostline.trainer.job import TrainResult
 from frostline.trainer.recorder import read_metrics
+
+from .conftest import Answer, Shell, shell_with
 
 NAME = "h8_train_work"
 WORK = """
@@ -72,37 +71,12 @@ def experiment():
     return fl.Workload(fl.Pipeline(fl.Source.table([{"key": "a"}])), run=nothing)
 """
 FILE = f"{NAME}.py"
-Answer = tuple[int, str, str]
-
-
-class Shell:
-    """Calls of the command line in one folder, in this process."""
-
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.folder, self._patch = folder, patch
-
-    def __call__(self, *words: str) -> Answer:
-        self._patch.setattr(sys, "argv", ["/somewhere/bin/frostline", *words])
-        out, err = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
-            main(list(words))
-        return int(end.value.code or 0), out.getvalue(), err.getvalue()
-
-    def train(self, *words: str) -> Answer:
-        return self("train", FILE, *words, "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    folder = tmp_path_factory.mktemp("training")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "path", list(sys.path))
-        patch.setenv("FROSTLINE_CACHE", str(folder / "cache"))
-        patch.delenv("FROSTLINE_TRACEBACK", raising=False)
-        (folder / FILE).write_text(WORK)
-        yield Shell(folder, patch)
-        sys.modules.pop(NAME, None)
+    with shell_with(tmp_path_factory.mktemp("training"), FILE, WORK) as shell:
+        yield shell
 
 
 @pytest.fixture(scope="module")
