@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -132,8 +133,9 @@ def find(target: str, meant: str = "") -> tuple[str, Callable[..., Any]]:
 
 
 def _named(base: str, word: str) -> str:
-    """Two functions of one file must not share a store."""
-    return base if word in ("", DEFAULT) else f"{base}.{word}"
+    """Two functions of one file must not share a store; a file's name may have what no folder should."""
+    name = re.sub(r"^(?=\W)|[^\w.-]", "_", base)
+    return name if word in ("", DEFAULT) else f"{name}.{word}"
 
 
 def _is_file(place: str) -> bool:

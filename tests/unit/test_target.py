@@ -60,6 +60,14 @@ def error(*words) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("stem", "name"), [("my work (2)", "my_work__2_"), ("-try", "_-try"), ("größe", "größe")]
+)
+def test_a_file_may_be_called_what_no_folder_should(stem: str, name: str) -> None:
+    assert resolve(write(Path(f"{stem}.py"))).name == name
+    assert resolve(f"{stem}.py:small").workload.name == f"{name}.small"
+
+
 # files
 
 
