@@ -61,7 +61,7 @@ class Step:
         self.on_grads: Callable[[], None] | None = None
         self._ranks: Ranks = ranks or Alone()
         self._note, self._strict = note, strict
-        self.called: nn.Module = torch.compile(model) if training.compile else model  # type: ignore[assignment]
+        self._called: nn.Module = torch.compile(model) if training.compile else model  # type: ignore[assignment]
         self.scaler = Scaler(self.device) if training.precision == "fp16" else None
         self._buffers = _Kept(model, optimizer, training.unused)
         self._update = Update(optimizer, clip=training.clip, scaler=self.scaler)
@@ -118,15 +118,11 @@ class Step:
             self._smaller(batch.n_rows, error)
 
     def figures(self, batch: Batch) -> Figures:
-        """What the loss gives, in the model's present mode; no gradient is asked for."""
-        moment = Moment(self.device)
-        try:
-            return _detached(self._forward(_handed(batch)))
-        except Exception as e:
-            if not self._runs_without(e):
-                raise
-        moment.restore()
-        return _detached(self._forward(_handed(batch)))
+        """What the loss gives, in the model's present mode; no gradient is asked for.
+
+        Never compiled: torch.compile may give up on code for good that leaves a graph in evaluations only.
+        """
+        return _detached(self._forward(_handed(batch), self.model))
 
     # gradients
 
@@ -161,7 +157,7 @@ class Step:
         total: Figures = {}
         for part in self._parts(batch, rows):
             share = part.n_rows / rows
-            figures = self._forward(part)
+            figures = self._forward(part, self._called)
             loss = figures["loss"] if share == 1 else figures["loss"] * share
             (loss if self.scaler is None else loss * self.scaler.scale).backward()  # type: ignore[no-untyped-call]
             for name, value in figures.items():
@@ -178,19 +174,19 @@ class Step:
         bounds = [-(-rows * i // n) for i in range(n + 1)]
         return (batch.part(start, stop) for start, stop in pairwise(bounds))
 
-    def _forward(self, batch: Batch) -> Figures:
+    def _forward(self, batch: Batch, model: nn.Module) -> Figures:
         with self._autocast():
-            return self._figures(self.loss(self.called, batch))
+            return self._figures(self.loss(model, batch))
 
     def _runs_without(self, error: Exception) -> bool:
         """Whether it was torch.compile that failed: the model runs without from now on, and that is said."""
-        if self.called is self.model or not _is_compiling(error):
+        if self._called is self.model or not _is_compiling(error):
             return False
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if self._strict:
             raise CompileFailed(type(self.model).__name__, reason) from error
         self._note(f"the model cannot be compiled and runs without from now on: {reason}")
-        self.called = self.model
+        self._called = self.model
         return True
 
     def _autocast(self) -> AbstractContextManager[Any]:

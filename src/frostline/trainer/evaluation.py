@@ -55,7 +55,7 @@ def evaluate(workload: Workload, step: Step, supply: Supply, *, at: int = 0) -> 
         else:
             with _as_in_training(step):
                 more = {"step": at} if _takes_step(workload.evaluate) else {}
-                found = workload.evaluate(step.called, supply, **more)
+                found = workload.evaluate(step.model, supply, **more)
     if not isinstance(found, Mapping) or not found:
         raise UsageError(f"evaluate(model, feed) returned {found!r:.80}; expected {{name: number}}.")
     metric = workload.metric

@@ -288,6 +288,57 @@ def test_after_a_resume_time_left_is_not_shared_by_the_steps_before(
     assert left == pytest.approx([100.0, 0.0])
 
 
+class Wordy(nn.Linear):
+    """Evaluations leave a graph where it cannot be taken up again: in a loop."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            if not self.training:
+                x = x + torch.randn(1, generator=torch.Generator().manual_seed(3))
+            x = super().forward(x)
+        return x
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_compiled_model_stays_so_after_an_evaluation(
+    own: bool, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[bool] = []
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        def run(*given: Any) -> Any:
+            ran.append(torch.is_grad_enabled())
+            return graph.forward(*given)
+
+        return run
+
+    def score(model: nn.Module, feed: Any) -> dict[str, float]:
+        return {"loss": sum(float(loss(model, batch)) for batch in feed)}
+
+    real = torch.compile
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", lambda model: real(model, backend=counting))
+    evaluated = work(model=fl.lazy(Wordy, 1, 1), evaluate=score if own else None)
+    train(evaluated, steps=6, training={"compile": True, "eval_every": 3})
+    assert ran == [True] * (2 + 6)  # two rehearsals
+
+
+def test_the_forecast_leaves_out_what_compiling_took(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = 0
+
+    def slow(model: nn.Module, batch: fl.Batch) -> Tensor:
+        nonlocal calls
+        calls += 1
+        clock.now += 2 if calls > 1 else 100
+        return loss(model, batch)
+
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    train(work(loss=slow), steps=12, training={"compile": True}, quiet=False)
+    assert "12 steps (3.0 epochs) at 2 s a step" in capsys.readouterr().err
+
+
 # updates that were skipped
 
 
