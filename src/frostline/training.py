@@ -47,6 +47,9 @@ class Training:
     log_every: int = 10
     eval_every: int | None = None
     """Steps between evaluations; None: only at the end."""
+    eval_rows: int | None = None
+    """The most samples that such an evaluation takes, always the same ones, chosen by a hash of their keys;
+    None: all that are held out."""
     save_every: int | None = None
     """Steps between checkpoints, beside those every `save_minutes` and at the end."""
     save_minutes: float = 10.0
@@ -100,7 +103,7 @@ class Training:
             found += _whole(name, getattr(self, name), 1)
         for name in ("warmup_steps", "max_bad_steps", "seed"):
             found += _whole(name, getattr(self, name), 0)
-        for name in ("microbatch", "eval_every", "save_every", "keep_every"):
+        for name in ("microbatch", "eval_every", "eval_rows", "save_every", "keep_every"):
             if getattr(self, name) is not None:
                 found += _whole(name, getattr(self, name), 1)
         if self.clip is not None and not (_number(self.clip) and self.clip > 0):

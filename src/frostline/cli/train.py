@@ -69,6 +69,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Of weights, order and augmentation.")] = None,
     log_every: Annotated[int | None, typer.Option(help="Steps between two lines of metrics.")] = None,
     eval_every: Annotated[int | None, typer.Option(help="Steps between two evaluations.")] = None,
+    eval_rows: Annotated[int | None, typer.Option(help="The most samples such an evaluation takes.")] = None,
     save_every: Annotated[int | None, typer.Option(help="Steps between two checkpoints.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="A failing compilation is an error.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Metrics to TensorBoard too.")] = False,
@@ -93,7 +94,8 @@ def train(
     resolved = resolve(target, overrides or [])
     settings = {
         "precision": precision, "microbatch": microbatch, "schedule": schedule, "compile": compile or None,
-        "seed": seed, "log_every": log_every, "eval_every": eval_every, "save_every": save_every,
+        "seed": seed, "log_every": log_every, "eval_every": eval_every, "eval_rows": eval_rows,
+        "save_every": save_every,
     }  # fmt: skip
     again = again_without_resume(sys.argv[1:])
     try:

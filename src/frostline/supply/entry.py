@@ -17,7 +17,7 @@ from frostline.supply.batches import Supply
 from frostline.supply.layout import Layout
 from frostline.supply.route import Route
 from frostline.supply.rows import Asked, Live, Rows, Stored
-from frostline.supply.splits import rows_of_split
+from frostline.supply.splits import fewer, rows_of_split
 from frostline.wording import many
 from frostline.workload import Workload
 
@@ -29,6 +29,7 @@ def supply(
     split: str | None,
     batch_size: int,
     device: str | torch.device,
+    most: int | None = None,
     seed: int = 0,
     train: bool = True,
     rank: int = 0,
@@ -40,6 +41,7 @@ def supply(
 
     stores:     a store for every pipeline, by its name (a single one is "data"); None: live, from the source.
     split:      whose samples; None: all.
+    most:       of these no more than so many, chosen by a hash of their keys; None: all.
     batch_size: rows of a global batch, of which rank r of world_size takes its share, as `fl.Feed` does.
     seed:       what random stages draw from, and the order where the workload names none.
     train:      False: rows in order, random stages with their eval=, the same every time.
@@ -54,9 +56,9 @@ def supply(
     one = isinstance(workload.data, Pipeline)
     rows: Rows
     if stores is None:
-        rows = Live(_places(workload, split, order), routes, asked, one=one)
+        rows = Live(_places(workload, split, most, order), routes, asked, one=one)
     else:
-        rows = Stored(_tables(workload, stores, split), routes, asked, one=one)
+        rows = Stored(_tables(workload, stores, split, most), routes, asked, one=one)
     if not rows.n_batches(0):
         raise _no_batches(rows.counts, asked, split)
     identity = {
@@ -109,7 +111,9 @@ def _routes(
     }
 
 
-def _tables(workload: Workload, stores: Mapping[str, Table], split: str | None) -> dict[str, Table]:
+def _tables(
+    workload: Workload, stores: Mapping[str, Table], split: str | None, most: int | None
+) -> dict[str, Table]:
     """The rows of the split, of every store."""
     tables = {name: stores[name] for name in workload.pipelines}
     empty = [
@@ -117,7 +121,8 @@ def _tables(workload: Workload, stores: Mapping[str, Table], split: str | None) 
     ]
     if empty:
         raise UsageError("There is nothing to supply:", problems=empty)
-    rows = rows_of_split(workload, {name: table.keys for name, table in tables.items()}, split, tables)
+    keys = {name: table.keys for name, table in tables.items()}
+    rows = fewer(rows_of_split(workload, keys, split, tables), keys, most)
     out = {}
     for name, table in tables.items():
         mine = rows[name]
@@ -125,10 +130,11 @@ def _tables(workload: Workload, stores: Mapping[str, Table], split: str | None) 
     return out
 
 
-def _places(workload: Workload, split: str | None, order: Any) -> dict[str, Array]:
+def _places(workload: Workload, split: str | None, most: int | None, order: Any) -> dict[str, Array]:
     """Which samples of every source: those of the split; of several sources, those that are in each."""
     sources = {name: pipeline.source for name, pipeline in workload.pipelines.items()}
-    rows = rows_of_split(workload, {name: source.keys for name, source in sources.items()}, split, {})
+    keys = {name: source.keys for name, source in sources.items()}
+    rows = fewer(rows_of_split(workload, keys, split, {}), keys, most)
     places = {}
     for name, source in sources.items():
         mine = rows[name]

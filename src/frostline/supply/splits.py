@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from frostline import keyed
 from frostline.errors import UsageError
 from frostline.execution.call import described
 from frostline.source import Source
@@ -39,6 +40,24 @@ def rows_of_split(
     return {
         name: np.flatnonzero(np.fromiter((one == split for one in splits), bool, count=len(splits)))
         for name, splits in found.items()
+    }
+
+
+def fewer(
+    rows: Mapping[str, Array | None], keys: Mapping[str, Sequence[str]], most: int | None
+) -> dict[str, Array | None]:
+    """Those of no more than so many keys that every pipeline has: always the same ones of the same keys."""
+    if most is None:
+        return dict(rows)
+    places = {name: np.arange(len(keys[name])) if at is None else at for name, at in rows.items()}
+    common = set.intersection(*({keys[name][i] for i in at.tolist()} for name, at in places.items()))
+    if len(common) <= most:
+        return dict(rows)
+    named = sorted(common)
+    chosen = {named[i] for i in np.argsort(keyed.derive_many(0, 0, named, "fewer"))[:most].tolist()}
+    return {
+        name: at[np.fromiter((keys[name][i] in chosen for i in at.tolist()), bool, count=len(at))]
+        for name, at in places.items()
     }
 
 

@@ -21,8 +21,10 @@ RUN = "run.json"
 CHECKPOINTS = "checkpoints"
 _TELLING = {
     f"training.{name}"
-    for name in ("log_every", "eval_every", "save_every", "save_minutes", "keep", "keep_every", "compile")
-}
+    for name in (
+        "log_every", "eval_every", "eval_rows", "save_every", "save_minutes", "keep", "keep_every", "compile",
+    )
+}  # fmt: skip
 _PLACES = ("store", "live")
 """Where the same samples come from."""
 PASSED = "passed over: "

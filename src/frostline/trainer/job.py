@@ -191,12 +191,19 @@ class Job:
             note=self.progress.note, strict=self.strict,
         )  # fmt: skip
 
-    def supply(self, stores: Mapping[str, Table] | None, split: str | None, *, train: bool = True) -> Supply:
+    def supply(
+        self,
+        stores: Mapping[str, Table] | None,
+        split: str | None,
+        *,
+        train: bool = True,
+        most: int | None = None,
+    ) -> Supply:
         rank, world = (self.group.rank, self.group.world) if train else (0, 1)
         size: Any = self.workload.batch_size
         return supply(
-            self.workload, stores, split=split, batch_size=size, device=self.device, seed=self.settings.seed,
-            train=train, rank=rank, world_size=world,
+            self.workload, stores, split=split, most=most, batch_size=size, device=self.device,
+            seed=self.settings.seed, train=train, rank=rank, world_size=world,
         )  # fmt: skip
 
     def split(self) -> str | None:
@@ -217,4 +224,4 @@ class Job:
             split = self.split()  # never one called 'test': the best checkpoint is chosen by this
             on = "all samples, also those trained on" if split is None else "the samples trained on"
             self.progress.note(f"no split called 'val': evaluation is on {on}")
-        return self.supply(stores, split, train=False)
+        return self.supply(stores, split, train=False, most=self.settings.eval_rows)

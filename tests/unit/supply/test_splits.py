@@ -79,6 +79,34 @@ def test_the_field_may_be_in_the_source_of_another_pipeline(make: Any) -> None:
             assert {work.split_of(str(int(key[1:]) // 4)) for key in batch["b"].keys_of_rows} == {"val"}
 
 
+def test_fewer_of_a_split_are_always_the_same_ones_in_their_order(make: Any) -> None:
+    work = make.workload(data(outputs=["y"]), splits=SPLITS)
+    stores = make.stores(work)
+    options = {"split": "train", "train": False}
+    every = keys(make.supply(work, stores, **options))
+    for n in (1, 5, 9):
+        few = keys(make.supply(work, stores, most=n, **options))
+        assert len(few) == n
+        assert few == [key for key in every if key in few]
+        assert few != every[:n] or n == 1
+        assert few == keys(make.supply(work, None, most=n, **options))
+        more = keys(
+            make.supply(make.workload(data(90, outputs=["y"]), splits=SPLITS), None, most=n, **options)
+        )
+        assert {*more} & {f"k{i}" for i in range(60)} <= {*few}  # some made room, and no other came
+    assert keys(make.supply(work, stores, most=10_000, **options)) == every
+    assert len(keys(make.supply(work, stores, most=7, train=False))) == 7
+
+
+def test_fewer_of_several_pipelines_are_the_same_samples(make: Any) -> None:
+    rows = [{"key": f"k{i}", "z": float(i)} for i in range(59, 9, -1)]
+    work = make.workload({"a": data(), "b": fl.Pipeline(fl.Source.table(rows))}, splits=SPLITS)
+    for stores in (make.stores(work), None):
+        found = [*make.supply(work, stores, split="train", most=6, train=False)]
+        assert sum(batch["a"].n_rows for batch in found) == 6
+        assert all(batch["a"].keys_of_rows == batch["b"].keys_of_rows for batch in found)
+
+
 def test_a_split_that_does_not_exist_names_those_that_do(make: Any) -> None:
     work = make.workload(data(), splits=SPLITS)
     with pytest.raises(

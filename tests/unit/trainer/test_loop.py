@@ -19,6 +19,7 @@ from frostline.trainer import loop, meter
 from frostline.trainer.checkpoint import Checkpoints, load
 from frostline.trainer.limits import DURATIONS, Limits
 from frostline.trainer.recorder import read_metrics
+from frostline.trainer.run import evaluate
 
 from .conftest import Clock
 
@@ -219,6 +220,21 @@ def test_one_in_between_that_does_not_fit_ends_the_call(here: Path) -> None:
 def test_without_a_limit_nothing_is_written_down(here: Path) -> None:
     train(work(), steps=2)
     assert not (Path("run") / DURATIONS).exists()
+
+
+def test_an_evaluation_takes_no_more_than_it_may_and_always_the_same(here: Path) -> None:
+    seen: list[list[str]] = []
+
+    def score(model: nn.Module, feed: Any) -> dict[str, float]:
+        seen.append([key for batch in feed for key in batch.keys_of_rows])
+        return {"n": float(len(seen[-1]))}
+
+    settings = {"eval_every": 2, "eval_rows": 3}
+    train(work(evaluate=score, splits={"train": 0.5, "val": 0.5}), steps=4, training=settings)
+    assert len(seen[0]) == 3
+    assert seen == [seen[0]] * 2
+    evaluate(work(evaluate=score, splits={"train": 0.5, "val": 0.5}), "run", device="cpu", quiet=True)
+    assert len(seen[-1]) > 3  # all of them
 
 
 # the line
