@@ -66,12 +66,15 @@ def _drawn_alike() -> Iterator[None]:
     """torch draws the same here each time, and goes on afterwards as if nothing had been drawn."""
     import torch
 
-    cards = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(cards):
+    usual, begun = torch.initial_seed(), torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if begun else []):
         torch.default_generator.manual_seed(0)
-        for card in cards:
-            torch.cuda.default_generators[card].manual_seed(0)
-        yield
+        torch.cuda.manual_seed_all(0)  # also of cards that the loader is the first to use
+        try:
+            yield
+        finally:
+            if not begun:  # then there is no state to put back, only the seed that cards begin with
+                torch.cuda.manual_seed_all(usual)
 
 
 def lazy(loader: Callable[..., Any], *args: Any, **kwargs: Any) -> Lazy:

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-GROUND = {"errors", "keyed", "timing", "batch", "wording", "signals"}
+GROUND = {"errors", "flat", "keyed", "timing", "batch", "wording", "signals"}
 
 DESCRIBED = GROUND | {"tables", "stage", "source", "pipeline", "training", "workload"}
 """What describes a workload, and runs nothing."""
@@ -20,7 +20,7 @@ FROZEN = {"execution", "fingerprint", "inspector", "freezer", "store"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(GROUND, GROUND),
-    "store": {"errors", "batch"},
+    "store": {"errors", "batch", "flat"},
     "tables": {"errors"},
     "stage": GROUND | {"store"},
     "source": {"errors", "tables"},

@@ -245,3 +245,15 @@ def test_a_lazy_network_is_drawn_alike_and_disturbs_no_other_draw() -> None:
     assert torch.equal(torch.rand(4), usual)
     torch.manual_seed(9)
     assert torch.equal(one.weight, fl.lazy(torch.nn.Linear, 4, 2).get().weight)
+
+
+def test_a_lazy_network_is_drawn_alike_on_cards_that_it_is_the_first_to_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch keeps the last seed that was given, and a card begins with it."""
+    torch.manual_seed(3)
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    assert fl.lazy(seeds.copy).get() == [0]
+    assert seeds == [0, 3]

@@ -100,7 +100,7 @@ class Ready:
         try:
             with self._without_gradients():
                 self.eager(*inputs, **extra)
-        except Exception:  # noqa: BLE001 - the first error is the one that is raised
+        except (Exception, SystemExit):  # noqa: BLE001 - the first error is the one that is raised
             return False
         return True
 

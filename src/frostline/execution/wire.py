@@ -18,6 +18,7 @@ from frostline.errors import StageFailed, UsageError
 from frostline.execution.columns import numeric
 from frostline.execution.early import Block
 from frostline.execution.slab import Layout
+from frostline.flat import flat_bytes
 
 Pipe: TypeAlias = "Connection[Any, Any]"
 
@@ -72,10 +73,8 @@ def _packed(asked: list[str], block: Block, put: Put | None) -> tuple[dict[str, 
 
 def _pack(name: str, value: Any, buffers: list[Any]) -> dict[str, Any]:
     if isinstance(value, Tensor):
-        x = value.detach().contiguous()
-        flat = x.as_strided((x.numel(),), (1,))  # one number is contiguous whatever its stride
-        buffers.append(flat.view(torch.uint8).numpy().data if x.numel() else b"")
-        return {"tensor": [str(x.dtype).removeprefix("torch."), list(x.shape)]}
+        buffers.append(flat_bytes(value).numpy().data)
+        return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape)]}
     if numeric(value):
         array = np.asarray(value, order="C")
         buffers.append(array.tobytes())

@@ -45,6 +45,8 @@ _ASIDE = {
     *("default_cfg", "pretrained_cfg", "feature_info"),
 }
 """Attributes by which transformers and timm keep their books: nothing is computed with them."""
+_HOOKED = {"_hf_hook", "_old_forward"}
+"""With these, `forward` is accelerate's own: it brings tensors to a device and calls the old one."""
 _DEEPEST = 4
 """Dicts and objects inside each other that are looked into: deeper ones are no settings."""
 
@@ -141,14 +143,14 @@ def tensor_digest(value: torch.Tensor) -> str:
     """
     import torch
 
+    from frostline.flat import flat_bytes
+
     state = xxhash.xxh3_128(f"{value.dtype} {list(value.shape)} ".encode())
     with torch.no_grad():
         for part in _dense(value.detach()):
-            flat = part.resolve_conj().resolve_neg().contiguous().view(-1)
-            flat = flat.as_strided(flat.shape, (1,))  # one number is contiguous whatever its stride
-            step = max(1, _PIECE // max(1, flat.element_size()))
-            for start in range(0, flat.numel(), step):
-                state.update(_bytes(flat[start : start + step]).data)
+            line = flat_bytes(part)
+            for start in range(0, line.numel(), _PIECE):
+                state.update(line[start : start + _PIECE].cpu().numpy().data)
     return str(state.hexdigest())
 
 
@@ -159,13 +161,6 @@ def _dense(value: torch.Tensor) -> list[torch.Tensor]:
         return [value.dequantize()] if value.is_quantized else [value]
     sparse = value.to_sparse(layout=torch.sparse_coo).coalesce()
     return [sparse.indices(), sparse.values()]
-
-
-def _bytes(flat: torch.Tensor) -> np.ndarray[Any, Any]:
-    import torch
-
-    found: np.ndarray[Any, Any] = flat.cpu().view(torch.uint8).numpy()
-    return found
 
 
 # --- structure ----------------------------------------------------------------------------------------
@@ -192,8 +187,9 @@ def _hooks(module: torch.nn.Module, kind: str) -> list[Any]:
 def _attributes(module: torch.nn.Module, walk: Walk, where: str) -> dict[str, Tree]:
     own = origin.kind_of(type(module).__module__) == "own"
     found = {}
+    aside = _bookkeeping() | ({"forward"} if vars(module).keys() >= _HOOKED else set())
     for name, value in sorted(vars(module).items()):
-        if name in _bookkeeping():
+        if name in aside:
             continue
         counted = value if own else _counted(value, private=name.startswith("_"))
         if _is_config(name, value):

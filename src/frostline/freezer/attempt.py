@@ -162,17 +162,20 @@ class Attempt:
         if stages:
             self.reporter.note(f"auditing {', '.join(stage.name for stage in stages)}")
             below, tries = Pipeline(self.pipeline.source, *stages), self.budget.tries(_AUDITED)
-            known = [s for s in stages if isinstance(s.fn, Lazy) and not s.fn.loaded]
+            self._refuse_other_weights([s for s in stages if isinstance(s.fn, Lazy) and not s.fn.loaded])
             try:
                 report = audit(below, samples=_AUDITED, tries=tries, device=str(self.device))
             except NoneWorked as e:
                 raise FreezeStopped(none_worked(e.failed)) from e
             report.raise_if_not_frozen()
-            self._refuse_other_weights(known)
 
     def _refuse_other_weights(self, known: Sequence[Stage]) -> None:
         """Networks whose weights were known by their files, and that are loaded now: a loader may make up
-        weights that no file has, and then makes up others each time."""
+        weights that no file has, and then makes up others each time.
+
+        Before anything is called: a tokenizer keeps what it was last asked for."""
+        for stage in known:
+            stage.fn.get()
         held = {name: part for _, parts in self.plan.marks.values() for name, part in parts["stages"].items()}
         now = {s.name: made_by(s.fn, vouched=s.version is not None).weights for s in known}
         others = [name for name, weights in now.items() if weights != held[name]["weights"]]

@@ -27,6 +27,7 @@ from frostline.execution import Ready
 from frostline.execution.columns import kind_of, padded
 from frostline.fingerprint import differences, fingerprint
 from frostline.fingerprint.weights import tensor_digest
+from frostline.flat import flat_bytes
 from frostline.freezer.precision import without_autocast
 from frostline.freezer.writing import delete_rows
 from frostline.inspector import audit
@@ -252,11 +253,9 @@ class Cached:
     def _texts(self, x: Tensor | None, keys: list[str]) -> list[str]:
         if x is None or not self._check_inputs:
             return [""] * len(keys)
-        rows = x.detach().cpu().contiguous()
+        rows = x.detach().cpu()
         kind = kind_of(rows[0])
-        size = rows[0].numel()
-        flat = rows.as_strided((len(rows), size), (size, 1))  # one number is contiguous whatever its stride
-        data = flat.view(torch.uint8).numpy() if size else [b""] * len(rows)
+        data = flat_bytes(rows).reshape(len(rows), rows[0].nbytes).numpy()
         return [f"{xxhash.xxh3_128_hexdigest(row)} {kind}" for row in data]
 
     def _found(self, keys: list[str], texts: list[str]) -> dict[str, Tensor]:

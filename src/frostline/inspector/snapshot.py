@@ -14,6 +14,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from frostline.flat import flat_bytes
 from frostline.inspector.bytecode import content_of, is_missing
 from frostline.inspector.reach import PLAIN, Reach
 
@@ -72,9 +73,7 @@ def _bytes(tensor: Tensor) -> Tensor:
     # to_dense() of compressed rows writes in place, which a tensor made in inference mode allows only there
     with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
         dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
-        flat = dense.resolve_conj().resolve_neg().contiguous().reshape(-1)
-        # one number counts as contiguous whatever its stride, and then has no bytes
-        return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
+        return flat_bytes(dense)
 
 
 class Snapshot:

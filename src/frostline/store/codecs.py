@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from frostline.errors import FieldError, StoreCorrupt
+from frostline.flat import flat_bytes
 from frostline.store.container import numpy_dtype
 from frostline.store.field import TEXT_LIKE, Field
 
@@ -34,7 +35,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def as_bytes(x: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """A contiguous CPU tensor's memory as flat bytes (no copy)."""
-    return x.contiguous().view(-1).view(torch.uint8).numpy() if x.numel() else np.empty(0, np.uint8)
+    return flat_bytes(x).numpy()
 
 
 def from_bytes(data: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ...]) -> Tensor:

@@ -169,7 +169,8 @@ def _local(path: PathLike) -> Path:
         raise UsageError(
             f"{text}: stores at a URL cannot be opened yet. Copy the store to a local folder first."
         )
-    return Path(os.path.abspath(text))  # a process may change its folder while a store is open
+    # a process may change its folder while a store is open; `..` stays, it may lead out of a link's target
+    return Path(text).absolute()
 
 
 def _released_on_error(session: Session, make: Callable[[], _Made]) -> _Made:

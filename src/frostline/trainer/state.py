@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from frostline.errors import CheckpointError, UsageError
+from frostline.flat import flat_bytes
 from frostline.trainer.differences import misfit, some, unexpected
 from frostline.trainer.generators import restore_rng, rng_tensors
 from frostline.trainer.optimizers import load_optimizer, optimizer_tensors
@@ -131,7 +132,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
         return True
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)))
+    return torch.equal(flat_bytes(a), flat_bytes(b))
 
 
 def _real_names(root: nn.Module) -> dict[str, str]:

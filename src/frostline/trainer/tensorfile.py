@@ -21,6 +21,7 @@ import xxhash
 from torch import Tensor
 
 from frostline.errors import CheckpointError
+from frostline.flat import flat_bytes
 from frostline.store.disk import pour
 
 DTYPES: dict[str, torch.dtype] = {
@@ -97,17 +98,12 @@ def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
     yield memoryview(head)
     staging: list[Tensor] = []
     for name in order:
-        flat = _flat(tensors[name])
+        flat = flat_bytes(tensors[name])
         if flat.device.type == "cpu":
             whole = flat.numpy().data
             yield from (whole[at : at + _STEP] for at in range(0, len(whole), _STEP))
         else:
             yield from _staged(flat, staging)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """Its bytes in one row; copied only where they do not lie in one."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _staged(flat: Tensor, staging: list[Tensor]) -> Iterator[memoryview]:

@@ -147,6 +147,17 @@ def test_exit_ends_a_sample_and_not_the_program(options: Any) -> None:
         stage.many(keys(1), [[1]]) if options else stage.one("k0", [1])
 
 
+def test_exit_in_a_compiled_network_ends_a_sample_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Leaving(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            sys.exit(3)
+
+    monkeypatch.setattr(torch, "compile", lambda module, **options: module)
+    stage = ready(Leaving(), on="device", batch_size=2, compile=True)
+    with pytest.raises(StageFailed, match="Stage 'stage' failed for 'k0': SystemExit: 3"):
+        stage.many(keys(1), [torch.ones(1, 2)])
+
+
 def test_no_memory_is_another_matter_than_a_bad_sample() -> None:
     def full(x: Tensor) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore\nlines")

@@ -148,6 +148,18 @@ def test_what_a_librarys_class_remembers_between_calls_does_not_count() -> None:
     assert weights_of(net) == before
 
 
+def test_what_accelerate_puts_around_forward_does_not_count() -> None:
+    net = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    before = weights_of(net)
+    for part in net.modules():
+        old = part.forward
+        vars(part).update(_hf_hook=object(), _old_forward=old)
+        vars(part)["forward"] = functools.update_wrapper(functools.partial(nn.Module.__call__, part), old)
+    assert weights_of(net) == before
+    del net[0]._hf_hook  # somebody else's
+    assert weights_of(net).structure != before.structure
+
+
 def test_a_network_that_leads_back_to_itself_ends() -> None:
     net = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
     vars(net[1])["parent"] = net

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,34 @@ def test_weights_that_are_in_no_file_are_drawn_alike_or_refused(
     with pytest.raises(NotFrozen, match="y: its loader gives other weights each time"):
         go(data(4), tmp_path / "s")
     assert len(fl.Store.open(tmp_path / "s")) == 2
+
+
+class Remembering:
+    """What it was asked for, as a tokenizer does: in memory that is not Python's, and part of its content."""
+
+    def __init__(self, path: str) -> None:
+        self.by, self.asked = read(path), io.BytesIO()
+
+    def __call__(self, x: int) -> int:
+        self.asked.seek(0)
+        self.asked.write(b"padding")
+        return self.by * int(x)
+
+
+def test_what_a_call_leaves_behind_is_not_taken_for_other_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fingerprint_files, "SETTLED_NS", -(10**12))
+    (tmp_path / "by.txt").write_text("3")
+
+    def data(n: int) -> fl.Pipeline:
+        rows = [{"key": str(i), "x": i} for i in range(n)]
+        loader = fl.lazy(Remembering, str(tmp_path / "by.txt"))
+        return fl.Pipeline(fl.Source.table(rows), fl.Stage("y", loader, reads="x"))
+
+    go(data(2), tmp_path / "s")
+    go(data(4), tmp_path / "s")
+    assert values(tmp_path / "s") == [0, 3, 6, 9]
 
 
 def test_an_input_that_cannot_be_read_is_settled_until_it_can(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -221,6 +222,18 @@ def test_arrays_of_any_layout_are_taken(value: Any) -> None:
     if isinstance(value, np.ndarray):
         batch = checked("x", fl.Field((3,), "float32"), ["a", "b"], value)
         assert torch.equal(batch, x)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (None,)])
+@pytest.mark.parametrize("codec", ["raw", "bfloat16"])
+def test_one_number_with_a_stride_of_its_own(
+    tmp_path: Path, shape: tuple[int | None, ...], codec: str
+) -> None:
+    """As `scores[:, 0]` of a chunk with one row has it: it counts as contiguous, whatever its stride."""
+    x = torch.arange(6.0)[3::4]
+    with fl.Store.create(tmp_path / "s", {"x": fl.Field(shape, "float32", codec=codec)}) as writer:
+        writer.append_batch(["a"], {"x": x[None] if shape else x})
+    assert fl.Store.open(tmp_path / "s")["a"]["x"].item() == 3.0
 
 
 @pytest.mark.parametrize(

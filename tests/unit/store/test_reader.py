@@ -109,6 +109,10 @@ def test_paths(tmp_path: Path, store: Path) -> None:
     assert len(fl.Store.open(str(store))) == 10
     (tmp_path / "link").symlink_to(store)  # the way to the store may be a link, the store's files may not
     assert len(fl.Store.open(tmp_path / "link")) == 10
+    (tmp_path / "else" / "where").mkdir(parents=True)
+    (tmp_path / "out").symlink_to(tmp_path / "else" / "where")
+    fl.Store.create(tmp_path / "out" / ".." / "made", {"x": fl.Field((), "int64")}).close()
+    assert (tmp_path / "else" / "made").is_dir(), "`..` of a link is where the system says"
 
 
 def test_check_levels(store: Path) -> None:

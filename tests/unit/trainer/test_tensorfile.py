@@ -25,6 +25,7 @@ def of_every_kind() -> dict[str, Tensor]:
         "nan": torch.tensor([float("nan"), -0.0, float("inf")]),
         "turned": torch.randn(4, 6).T,
         "strided": torch.randn(20)[::3],
+        "one of many": torch.randn(1, 4)[:, 0],
         "expanded": torch.randn(1, 3).expand(4, 3),
         "parameter": torch.nn.Parameter(torch.randn(2, 2)),
         "large": torch.randn(700_001),
@@ -34,7 +35,14 @@ def of_every_kind() -> dict[str, Tensor]:
 
 
 def bits(tensor: Tensor) -> bytes:
-    return bytes(tensor.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return bytes(
+        tensor.detach()
+        .resolve_conj()
+        .clone(memory_format=torch.contiguous_format)
+        .reshape(-1)
+        .view(torch.uint8)
+        .numpy()
+    )
 
 
 def test_tensors_of_every_kind_come_back_bit_for_bit_in_memory_of_their_own(tmp_path: Path) -> None:

@@ -193,8 +193,10 @@ def _sums(parameters: list[nn.Parameter]) -> list[float]:
 def _in_rows(value: Tensor, rows: int) -> Tensor:
     """As bytes, a line a row; what has no rows is one line for all of them."""
     whole = not value.dim() or value.shape[0] != rows
-    flat = value.contiguous().reshape(1 if whole else rows, -1)
-    return flat.view(torch.uint8)
+    lines = 1 if whole else rows
+    width = value.numel() // lines
+    # one number is contiguous whatever its stride, and then has no bytes
+    return value.contiguous().as_strided((lines, width), (width, 1)).view(torch.uint8)
 
 
 def _words(value: Tensor) -> Tensor:

@@ -116,6 +116,10 @@ def test_what_cannot_be_hashed_does_not_end_the_script(value: Tensor) -> None:
     assert fed(value).calls == 1
 
 
+def test_a_row_of_one_number_out_of_many_has_bytes() -> None:
+    assert _in_rows(torch.ones(1, 4)[:, 0], 1).tolist() == [[0, 0, 128, 63]]
+
+
 def test_rows_of_a_transposed_input_are_its_rows() -> None:
     a = torch.randn(4, 3)
     assert fed(a, a.t().contiguous().t()).repeats == 4
