@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import typer
 
@@ -45,6 +45,15 @@ def label(parameter: Any) -> str:
     return "/".join([*parameter.opts, *parameter.secondary_opts])
 
 
+def _value(parameter: Any) -> str:
+    """What an option is given, where its help names it: ` DIR`, ` auto|never|PATH`, ` fp32|bf16`."""
+    if parameter.param_type_name == "argument":
+        return ""
+    choices = get_args(getattr(getattr(parameter, "type_descriptor", None), "annotation", None))
+    given = parameter.metavar or "|".join(c for c in choices if isinstance(c, str))
+    return f" {given}".replace("|", "\\|") if given else ""
+
+
 def _about(parameter: Any) -> str:
     text = " ".join((parameter.help or "").split()).replace("|", "\\|")
     if parameter.required:
@@ -58,7 +67,7 @@ def _about(parameter: Any) -> str:
 def _section(words: tuple[str, ...], command: Any) -> str:
     lines = [f"\n## `{' '.join(words)}`\n"]
     lines += [line.replace("\b", "").rstrip() for line in _help_lines(command)]
-    rows = [f"| `{label(p)}` | {_about(p)} |" for p in parameters(command)]
+    rows = [f"| `{label(p)}{_value(p)}` | {_about(p)} |" for p in parameters(command)]
     if rows:
         lines += ["", "| | |", "|---|---|", *rows]
     return "\n".join(lines) + "\n"
@@ -69,7 +78,7 @@ def _help_lines(command: Any) -> list[str]:
     text = [line for line in (command.help or "").splitlines() if line.strip() != "\b"]
     out: list[str] = []
     for line in text:
-        example = line.strip().startswith("frostline ")
+        example = line.strip().startswith(("frostline ", "torchrun "))
         inside = bool(out) and out[-1] == "```"
         if example and inside:
             out[-1:] = [line.strip(), "```"]

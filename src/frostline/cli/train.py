@@ -63,7 +63,10 @@ def train(
         int | None, typer.Option(help="Rows a pass; gradients of a larger batch are added up.")
     ] = None,
     schedule: Annotated[
-        Literal["constant", "cosine", "linear", "wsd"] | None, typer.Option(help="Of the learning rate.")
+        Literal["constant", "cosine", "linear", "wsd"] | None,
+        typer.Option(
+            help="Of the learning rate; default: the workload's, else constant, or wsd with hours alone."
+        ),
     ] = None,
     compile: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
     seed: Annotated[int | None, typer.Option(help="Of weights, order and augmentation.")] = None,
@@ -147,7 +150,10 @@ def evaluate(
     split: Annotated[
         str | None, typer.Option(help="The samples to look at; default: test, else val.", show_default=False)
     ] = None,
-    store: StoreOption = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(metavar="STORE", help="The store of the frozen fields; default: the run's."),
+    ] = None,
     live: LiveOption = False,
     device: DeviceOption = None,
     precision: Annotated[

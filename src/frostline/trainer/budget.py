@@ -54,7 +54,7 @@ class Budget:
         before: seconds of training in earlier calls. spent: seconds of this call so far.
         """
         hours = self.max_hours
-        kind = s.schedule or ("constant" if total is not None or self.schedule_hours else "wsd")
+        kind = s.schedule or ("constant" if total is not None else "wsd")
         options: dict[str, Any] = {"warmup_steps": s.warmup_steps, "floor": s.floor, "decay": s.decay}
         if self.schedule_hours:
             return Schedule(kind, total_s=3600 * self.schedule_hours, **options), False

@@ -9,14 +9,15 @@ import torch
 
 from frostline.supply import Supply
 from frostline.trainer.gauges import memory
-from frostline.trainer.limits import Limits
 from frostline.trainer.progress import forecast_text
 
 
-def forecast(step_s: float, left: int | None, limits: Limits, supply: Supply, device: torch.device) -> str:
-    """step_s: of a step that was measured. left: steps to the end; None where only the clock ends it."""
+def forecast(
+    step_s: float, left: int | None, limit: float | None, supply: Supply, device: torch.device
+) -> str:
+    """step_s: of a step that was measured. left: steps to the end; None where only the clock ends it.
+    limit: seconds until then."""
     seconds = None if left is None else left * step_s
-    limit = limits.left_s
     if limit is not None and (seconds is None or seconds > limit):
         seconds, left = limit, min(left or math.inf, int(limit / max(step_s, 1e-9)))  # type: ignore[assignment]
     ends = None if seconds is None else _clock_in(seconds)

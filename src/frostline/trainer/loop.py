@@ -107,7 +107,7 @@ class Loop:
         self.p.supply.load_state_dict(state["supply"])
         self.at, self.best = loaded.step, self._better(state["best"])
         self._elapsed_before = state["elapsed_s"]
-        self._over = self._hours_are_over()
+        self._over = self._hours_left() == 0
         self._skipped.load(state["bad"])
         self._meter.load_state(state["meter"])
         self._saved_at, self._resumed = self.at, True
@@ -140,10 +140,12 @@ class Loop:
             return other if best is None else best
         return other if metric.is_better(other, than=best) else best
 
-    def _hours_are_over(self) -> bool:
+    def _hours_left(self) -> float | None:
+        """Seconds of a schedule that is bound to hours over all calls; None where these are not the end."""
         hours = self.p.schedule.total_s
-        bound = self.p.total_steps is None and hours is not None and not self.p.chunked
-        return bound and self.elapsed >= (hours or 0)
+        if hours is None or self.p.total_steps is not None or self.p.chunked:
+            return None
+        return max(0.0, hours - self.elapsed)
 
     def _save(self, *, best: bool = False, label: str | None = None) -> None:
         began = time.monotonic()
@@ -284,7 +286,7 @@ class Loop:
             self._log()
         if self._evaluates and self._evaluates_after(self.at) and not self.done:
             self._look(asked=self.p.limits.why is not None)
-        if self.p.ranks.most(int(self._hours_are_over())):
+        if self.p.ranks.most(int(self._hours_left() == 0)):
             self._over = True
         stop = self._left_over or self.p.limits.reason is not None
         vote = self.p.ranks.most(_STOP * stop + _SAVE * self._save_is_due())
@@ -364,7 +366,8 @@ class Loop:
             self._audit = GradientAudit(self.step.model, self.step.optimizer, self.settings.unused)
             self.step.on_grads = self._audit
         left = None if self.p.total_steps is None else self.p.total_steps - self.at
-        told = forecast(seconds, left, self.p.limits, self.p.supply, self.step.device)
+        ends = [s for s in (self.p.limits.left_s, self._hours_left()) if s is not None]
+        told = forecast(seconds, left, min(ends, default=None), self.p.supply, self.step.device)
         self.p.progress.note(f"{told}; {self.p.schedule.told()}")
 
     # looking
@@ -411,7 +414,8 @@ class Loop:
             by_steps = (self.p.total_steps - self.at) * wall / steps + self._looks_s(self.p.total_steps)
         limit = self.p.limits.limit_s
         by_time = None if limit is None else max(0.0, limit - self.p.limits.elapsed)
-        return min((s for s in (by_steps, by_time) if s is not None), default=None)
+        ends = (by_steps, by_time, self._hours_left())
+        return min((s for s in ends if s is not None), default=None)
 
     def _looks_s(self, total: int) -> float:
         """Seconds that the evaluations from here on take, that of this step and the last one among them."""

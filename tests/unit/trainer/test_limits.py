@@ -111,7 +111,7 @@ def test_the_forecast_is_for_what_is_left_of_a_limit_and_has_a_date_where_it_is_
     supply: Any = SimpleNamespace(n_batches=lambda: 100)
 
     def told(left: int | None, limit: Limits) -> str:
-        return forecast.forecast(1.0, left, limit, supply, torch.device("cpu")).split(";")[0]
+        return forecast.forecast(1.0, left, limit.left_s, supply, torch.device("cpu")).split(";")[0]
 
     found = Limits(1.0, lambda text: None)
     found.saved(100)

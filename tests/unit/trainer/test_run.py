@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import re
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -572,8 +573,10 @@ def test_an_evaluation_that_fails_at_the_end_costs_no_step(here: Path) -> None:
     assert [line["kind"] for line in read_metrics("run")].count("eval") == 1
 
 
-def test_hours_of_a_schedule_alone_are_the_end(here: Path) -> None:
-    result = train(work(), schedule_hours=0.3 / 3600, out="run", training={"schedule": "linear"})
+def test_hours_of_a_schedule_alone_are_the_end(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = train(work(), schedule_hours=0.3 / 3600, out="run", training={"schedule": "linear"}, quiet=False)
+    told = capsys.readouterr().err
+    assert re.search(r"steps \(.* epochs\) at .*: .*until \d\d:\d\d.*; linear: down to 0 of it at", told)
     assert result.stopped is None
     assert result.step > 0
     again = train(work(), schedule_hours=0.3 / 3600, out="run", training={"schedule": "linear"})
