@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,6 +28,9 @@ from frostline.store.shard import FOLDER as DATA
 from frostline.store.shard import file_name, open_shard, write
 from frostline.store.snapshot import FileTable, Snapshot
 
+Rewrites: TypeAlias = dict[int, dict[int, float]]
+"""Column number → shards with too many dead rows (in the file, and not live) → the share that lives."""
+
 
 @dataclass(frozen=True)
 class Collected:
@@ -33,6 +38,7 @@ class Collected:
 
     files: int
     bytes: int
+    """Less what was written anew; in a dry run by the share of rows that live, without the index."""
     rewritten_shards: int
     pinned_commits: tuple[int, ...]
 
@@ -45,35 +51,61 @@ def collect(root: Path, *, min_dead: float = 0.5, dry_run: bool = False) -> Coll
     session, freed = Session(root), [0, 0]
     try:
         rewrites = _shards_to_rewrite(session.snapshot, min_dead)
-        if not dry_run:
+        if dry_run:
+            pinned = _would_free(session, rewrites, freed)
+        else:
             try:
-                _compact(session, rewrites)
+                written = _compact(session, rewrites)
             except StoreFull:  # what the newest commit does not need makes room for the next one
-                _free(session, freed, dry_run=False)
-                _compact(session, rewrites)
-        pinned = _free(session, freed, dry_run=dry_run)
-        return Collected(freed[0], freed[1], sum(map(len, rewrites.values())), pinned)
+                _free(session, freed)
+                written = _compact(session, rewrites)
+            pinned = _free(session, freed)
+            freed[1] -= written
+        return Collected(freed[0], max(0, freed[1]), sum(map(len, rewrites.values())), pinned)
     finally:
         session.release()
 
 
-def _free(session: Session, freed: list[int], *, dry_run: bool) -> tuple[int, ...]:
+def _free(session: Session, freed: list[int]) -> tuple[int, ...]:
     """Remove what neither the newest commit nor a pinned one needs; → the pinned ones."""
-    root, current = session.root, session.snapshot.commit.number
-    keep, numbers = {current: session.snapshot}, commit_numbers(session.root)
-    for number in numbers:
-        if number != current and _pinned(root, number, freed, dry_run=dry_run):
-            keep[number] = Snapshot(root, session.rows_per_shard, number)
-    needed = {root / "commits" / f"{number:08d}.json" for number in numbers}  # kept, or counted already
-    needed |= set().union(*(_files_of(s) for s in keep.values()))
-    _unlink(root, needed, freed, dry_run=dry_run)
-    if not dry_run:
-        _remove_empty(root, {c.folder for s in keep.values() for c in s.commit.columns})
-    return tuple(sorted(n for n in keep if n != current))
+    current = session.snapshot.commit.number
+    older = _kept(session, [n for n in commit_numbers(session.root) if n != current], freed, dry_run=False)
+    keep = [session.snapshot, *older.values()]
+    _unlink(session.root, set().union(*map(_files_of, keep)), freed, dry_run=False)
+    _remove_empty(session.root, {c.folder for s in keep for c in s.commit.columns})
+    return (*sorted(older),)
 
 
-def _shards_to_rewrite(snapshot: Snapshot, min_dead: float) -> dict[int, set[int]]:
-    """Column number → shards with too many dead rows (rows in the file that are not live)."""
+def _would_free(session: Session, rewrites: Rewrites, freed: list[int]) -> tuple[int, ...]:
+    """The same without doing it: as if the newest commit had made room for one with the rewritten shards."""
+    snapshot, root, numbers = session.snapshot, session.root, commit_numbers(session.root)
+    stays = _files_of(snapshot)
+    anew: dict[Path, int] = {}
+    if _is_stale(snapshot, rewrites):
+        anew = _written_anew(snapshot, rewrites)
+        stays -= {*anew, *(root / RUNS / ref.file for ref in snapshot.commit.runs)}
+    else:
+        numbers.remove(snapshot.commit.number)
+    kept = _kept(session, numbers, freed, dry_run=True)
+    counted = {root / "commits" / f"{number:08d}.json" for number in numbers}
+    needed = stays.union(counted, *map(_files_of, kept.values()))
+    _unlink(root, needed, freed, dry_run=True)
+    freed[1] -= sum(size for path, size in anew.items() if path not in needed)
+    return (*sorted(kept),)
+
+
+def _kept(
+    session: Session, numbers: Sequence[int], freed: list[int], *, dry_run: bool
+) -> dict[int, Snapshot]:
+    """Those of these commits that a reader holds. The others go."""
+    return {
+        number: Snapshot(session.root, session.rows_per_shard, number)
+        for number in numbers
+        if _pinned(session.root, number, freed, dry_run=dry_run)
+    }
+
+
+def _shards_to_rewrite(snapshot: Snapshot, min_dead: float) -> Rewrites:
     shards, counts = _live_counts(snapshot)
     out = {}
     for column in snapshot.commit.columns:
@@ -83,8 +115,30 @@ def _shards_to_rewrite(snapshot: Snapshot, min_dead: float) -> dict[int, set[int
             np.where(shards[at] == table.shard, counts[at], 0) if len(shards) else np.zeros(len(table.shard))
         )
         gone = np.maximum(table.rows - live, 0) / table.rows
-        out[column.number] = set(table.shard[(gone > 0) & (gone >= min_dead)].tolist())
+        chosen = (gone > 0) & (gone >= min_dead)
+        out[column.number] = dict(zip(table.shard[chosen].tolist(), (1 - gone[chosen]).tolist(), strict=True))
     return out
+
+
+def _written_anew(snapshot: Snapshot, rewrites: Rewrites) -> dict[Path, int]:
+    """Files of shards to rewrite → the bytes that their live rows may take, by their share."""
+    found = {}
+    for column in snapshot.commit.columns:
+        table, shares = snapshot.files(column), rewrites[column.number]
+        for shard, commit, size in zip(
+            *(a.tolist() for a in (table.shard, table.commit, table.bytes)), strict=True
+        ):
+            if shard in shares:
+                path = snapshot.root / DATA / column.folder / file_name(shard, commit)
+                found[path] = int(size * shares[shard])
+    return found
+
+
+def _is_stale(snapshot: Snapshot, rewrites: Rewrites) -> bool:
+    """Whether a commit anew would hold less."""
+    held = {int(c) for run in snapshot.runs for c in np.unique(run.file_column)}
+    retired = held - {c.number for c in snapshot.commit.columns}
+    return bool(any(rewrites.values()) or len(snapshot.runs) > 1 or retired or len(snapshot.dead))
 
 
 def _live_counts(snapshot: Snapshot) -> tuple[Array, Array]:
@@ -96,20 +150,20 @@ def _live_counts(snapshot: Snapshot) -> tuple[Array, Array]:
     return shards, counts
 
 
-def _compact(session: Session, rewrites: dict[int, set[int]]) -> None:
-    """A commit with one merged run and the rewritten shards; skipped when nothing would change."""
+def _compact(session: Session, rewrites: Rewrites) -> int:
+    """A commit with one merged run and the rewritten shards; skipped when nothing would change.
+
+    → the bytes that were written.
+    """
     snapshot = session.snapshot
-    live_columns = {c.number for c in snapshot.commit.columns}
-    held = {int(c) for run in snapshot.runs for c in np.unique(run.file_column)}
-    stale = len(snapshot.runs) > 1 or held - live_columns or len(snapshot.dead)
-    if not any(rewrites.values()) and not stale:
-        return
+    if not _is_stale(snapshot, rewrites):
+        return 0
     entries: list[FileEntry] = []
     dropped: set[tuple[int, int]] = set()
     columns = []
     for column in snapshot.commit.columns:
         rewritten, change = _rewrite(
-            session, column, snapshot.files(column), rewrites.get(column.number, set()), dropped
+            session, column, snapshot.files(column), rewrites[column.number], dropped
         )
         entries += rewritten
         columns.append(replace(column, bytes=column.bytes + change[0], rows=column.rows + change[1]))
@@ -122,12 +176,15 @@ def _compact(session: Session, rewrites: dict[int, set[int]]) -> None:
         }
     )
     check_index(snapshot)
-    run = merge([*snapshot.runs, fresh], keep_columns=live_columns)
+    run = merge([*snapshot.runs, fresh], keep_columns={c.number for c in snapshot.commit.columns})
     run = _without(run, dropped)
     run.arrays["tombstones"] = empty
     run.arrays["quarantine"] = np.frombuffer(quarantine.dump(snapshot.quarantine()), np.uint8)
     ref = session.write_run(run, 1, max((r.level for r in snapshot.commit.runs), default=0))
     session.publish(_next(session, tuple(columns), ref))
+    commit = session.root / "commits" / session.snapshot.commit.file
+    index = session.root / RUNS / ref.file
+    return sum(entry[5] for entry in entries) + commit.stat().st_size + index.stat().st_size
 
 
 def _next(session: Session, columns: tuple[Column, ...], ref: RunRef) -> Commit:
@@ -138,7 +195,7 @@ def _next(session: Session, columns: tuple[Column, ...], ref: RunRef) -> Commit:
 
 
 def _rewrite(
-    session: Session, column: Column, table: FileTable, shards: set[int], dropped: set[tuple[int, int]]
+    session: Session, column: Column, table: FileTable, shards: Iterable[int], dropped: set[tuple[int, int]]
 ) -> tuple[list[FileEntry], tuple[int, int]]:
     entries, size, rows = [], 0, 0
     for shard in sorted(shards):

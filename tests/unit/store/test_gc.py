@@ -62,6 +62,36 @@ def test_a_dry_run_changes_nothing_and_says_what_would_go(store: Path, files_of:
     assert not any("-x" in p.name for p in (store / "data").iterdir())
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_dry_run_foretells_what_is_freed(tmp_path: Path, files_of: Files, pinned: bool) -> None:
+    root = tmp_path / "s"
+    with fl.Store.create(root, {"x": fl.Field((50_000,), "uint8")}, rows_per_shard=10) as writer:
+        for i in range(20):
+            writer.append(f"k{i}", {"x": torch.full((50_000,), i, dtype=torch.uint8)})
+    reader = fl.Store.open(root)
+    if not pinned:
+        reader.close()
+    with fl.Store.append(root) as writer:
+        for i in (*range(8), 12):
+            writer.delete(f"k{i}")
+    before = sum(map(len, files_of(root).values()))
+    would = collect(root, dry_run=True)
+    assert sum(map(len, files_of(root).values())) == before
+    done = collect(root)
+    assert (would.files, would.rewritten_shards, would.pinned_commits) == (
+        done.files, 1, done.pinned_commits,
+    )  # fmt: skip
+    after = sum(map(len, files_of(root).values()))
+    if pinned:
+        assert would.bytes < 10_000  # the old shard stays for the reader
+        assert after - before == pytest.approx(100_000, rel=0.1)
+        reader.close()
+        return
+    assert done.bytes == before - after
+    assert would.bytes == pytest.approx(done.bytes, rel=0.05)
+    assert done.bytes == pytest.approx(400_000, rel=0.05)
+
+
 def test_rows_appended_and_looked_up_after_a_collection(store: Path, row: Row) -> None:
     with fl.Store.append(store) as writer:
         writer.delete("k3")
