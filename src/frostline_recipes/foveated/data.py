@@ -10,6 +10,7 @@ import glob
 import logging
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,8 @@ VIDEO = (
 """What counts as a clip in a folder; a pattern takes what it matches."""
 _THREADS, _AT_ONCE, _SLACK_S = 16, 256, 0.001
 """Threads that open files, how many files they are given at a time, and what headers round."""
+_TELL_S = 5.0
+"""How often it is said how many were opened: a hundred thousand take minutes."""
 _UNTOLD = -1.0
 """Seconds of a clip that can be opened, and whose header does not tell them."""
 log = logging.getLogger("frostline")
@@ -199,7 +202,8 @@ def _refuse_missing(found: _Found, clips: Sequence[Clip]) -> None:
         advice = f"Fill the empty captions in {found.list}, or take those lines out"
     else:
         advice = (
-            f"{found.list} says nothing of them. Add them, or give that list as videos= to use only its own"
+            f"{found.list} has no line with their path, nor with a name that no other clip or line has; or "
+            "the caption there is empty. Add them, or give that list as videos= to use only its own clips"
         )
     raise UsageError(
         f"{len(bare):,} of {len(clips):,} clips in {found.what} have no caption, which this objective needs. "
@@ -280,7 +284,7 @@ def _within(found: _Found, min_s: float, max_s: float, limit: int | None) -> lis
     left = _Left()
     kept: dict[Clip, float] = {}
     waiting = _mixed(found.clips) if limit else list(found.clips)
-    at = 0
+    at, told = 0, time.monotonic()
     with ThreadPoolExecutor(_THREADS) as pool:
         while at < len(waiting) and (limit is None or len(kept) < limit):
             few = waiting[at : at + min(_AT_ONCE, limit - len(kept) if limit else _AT_ONCE)]
@@ -296,6 +300,10 @@ def _within(found: _Found, min_s: float, max_s: float, limit: int | None) -> lis
                     left.lasting.append(seconds)
                 else:
                     kept[clip] = seconds
+            if time.monotonic() - told > _TELL_S:
+                told = time.monotonic()
+                seen, every = f"{at:,}", f"{len(waiting):,}"
+                log.warning("%s: how long they last was looked at of %s of %s clips", found.what, seen, every)
     left.say(found, len(kept), min_s, max_s)
     return [(clip, kept[clip]) for clip in found.clips if clip in kept]
 

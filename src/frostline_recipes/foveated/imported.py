@@ -78,7 +78,7 @@ def workload(
     steps = []
     if how.tells:
         steps.append(networks.tokens(llm, max_tokens))
-        networks.say_cut_off(steps[0], _captions(rows), llm, max_tokens)
+        networks.look_at_captions(steps[0], _captions(rows), llm, max_tokens)
     outputs = [*seen, *(name for stage in steps for name in stage.writes)]
     picked = fl.Pick(seen, num_frames, eval="spread")
     pipeline = fl.Pipeline(rows.source(), *steps, picked, outputs=outputs)

@@ -64,9 +64,27 @@ def read(path: Path, *, need_caption: bool) -> list[Clip]:
     if key is None or problems:
         have = ", ".join(columns.values()) or "no columns at all"
         raise UsageError(f"{path} cannot be used as a list of clips; it has {have}:", problems=problems)
+    if need_caption and caption:
+        _refuse_nested(path, rows, caption)
     folder = columns.get("page_dir") if key.lower() in ("videoid", "video_id") else None
     clips = [Clip(_place(row, key, folder), _text(row.get(caption)), _text(row.get(split))) for row in rows]
     return _checked(path, clips, key, split)
+
+
+def _refuse_nested(path: Path, rows: Sequence[Mapping[Any, Any]], caption: str) -> None:
+    """Captions by name, as {"en": "a cat"}: which of them is meant is not known."""
+    cells = ((i, row.get(caption)) for i, row in enumerate(rows))
+    wrong = [(i, cell) for i, cell in cells if isinstance(_first(cell), Mapping)]
+    if wrong:
+        told = [
+            f"row {i + 1}: {caption} is {cell!r:.60}; expected text, or a list of texts" for i, cell in wrong
+        ]
+        raise _unusable(path, told)
+
+
+def _unusable(path: Path, problems: Sequence[str]) -> UsageError:
+    more = [f"… and {len(problems) - 10:,} more"] if len(problems) > 10 else []
+    return UsageError(f"{path} has rows that cannot be used:", problems=[*problems[:10], *more])
 
 
 def _checked(path: Path, clips: Sequence[Clip], key: str, split: str | None) -> list[Clip]:
@@ -81,8 +99,7 @@ def _checked(path: Path, clips: Sequence[Clip], key: str, split: str | None) -> 
             problems.append(f"row {i + 1}: {split} is {clip.split!r}; expected train, val or test")
         found.setdefault(clip.path, Clip(clip.path, clip.caption, called))
     if problems:
-        more = [f"… and {len(problems) - 10:,} more"] if len(problems) > 10 else []
-        raise UsageError(f"{path} has rows that cannot be used:", problems=problems[:10] + more)
+        raise _unusable(path, problems)
     return list(found.values())
 
 
@@ -98,10 +115,16 @@ def _place(row: Mapping[Any, Any], key: str, folder: str | None) -> str:
     return os.path.normpath(os.path.join(_text(row.get(folder)), name)).replace(os.sep, "/")
 
 
-def _text(value: Any) -> str:
-    """A cell as text; of several captions the first. An empty cell of pandas is NaN, which is not itself."""
+def _first(value: Any) -> Any:
+    """Of several captions the first."""
     if isinstance(value, list | tuple):
-        value = value[0] if value else None
+        return value[0] if value else None
+    return value
+
+
+def _text(value: Any) -> str:
+    """A cell as text. An empty cell of pandas is NaN, which is not itself."""
+    value = _first(value)
     return "" if value is None or value != value else str(value).strip()
 
 
@@ -156,9 +179,7 @@ def _rows(path: Path) -> Sequence[Mapping[str, Any]]:
         if kind == ".json":
             rows = _json(path)
         elif kind in (".jsonl", ".ndjson"):
-            # Not splitlines: a caption may hold U+2028 and others that end a line for it, not for JSON.
-            lines = path.read_text("utf-8-sig").split("\n")
-            rows = [json.loads(line) for line in lines if line.strip()]
+            rows = _jsonl(path)
         elif kind in (".csv", ".tsv"):
             rows = _csv(path, "," if kind == ".csv" else "\t")
         elif kind == ".parquet":
@@ -184,6 +205,17 @@ def _json(path: Path) -> list[Any]:
     if isinstance(found, dict) and all(isinstance(v, dict) or _is_caption(v) for v in found.values()):
         return [{"path": k, **(v if isinstance(v, dict) else {"caption": v})} for k, v in found.items()]
     raise ValueError('expected [{"path": …, "caption": …}, …] or {"clip.mp4": "its caption", …}')
+
+
+def _jsonl(path: Path) -> list[Any]:
+    rows = []
+    # Not splitlines: a caption may hold U+2028 and others that end a line for it, not for JSON.
+    for i, line in enumerate(path.read_text("utf-8-sig").split("\n")):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except json.JSONDecodeError as e:  # which calls every line the first
+            raise ValueError(f"line {i + 1}, column {e.colno}: {e.msg}") from e
+    return rows
 
 
 def _is_caption(value: Any) -> bool:

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -29,6 +29,7 @@ from frostline.errors import UsageError
 from frostline_recipes.foveated import glyphs, heat, page, sheet
 from frostline_recipes.foveated import metrics as verdicts
 from frostline_recipes.foveated.heat import Floats
+from frostline_recipes.foveated.networks import Ended
 
 _FRAMES = 240
 """Of a film, at most."""
@@ -131,7 +132,7 @@ def run(ctx: Any, checkpoint: str, clip: str, n: int, split: str) -> dict[str, A
 
 
 def _one(
-    ctx: Any, folder: Path, model: Any, data: fl.Pipeline, row: Mapping[str, Any], words: Callable[[Any], str]
+    ctx: Any, folder: Path, model: Any, data: fl.Pipeline, row: Mapping[str, Any], words: Words
 ) -> dict[str, Any]:
     """One clip through the model, drawn; → what the page says of it."""
     # live, by itself: the store of the training must not become one of this clip alone
@@ -143,13 +144,13 @@ def _one(
     with torch.no_grad():
         passes = [*model(batch, mode="look")]
         looked = ("coarse", "fine")[: len(passes)] if tells else ()
-        told = {who: model.caption(batch, mode=who)[0] for who in looked}
+        told = {who: model.caption(batch, words.most, mode=who, end=words.end)[0] for who in looked}
     names = ["coarse", *(f"fine {k}" for k in range(1, len(passes)))]
     times = batch["times"][0].double().cpu().numpy()
     looked_at = np.abs(frame_times.numpy()[None, :] - times[:, None]).argmin(1)
     covers = model.gaze.covers
     side = round(covers * frames.shape[-1])  # what no patch lies on is not drawn: maps would be stretched
-    captions = {"truth": row.get("caption") or "", **{who: words(ids) for who, ids in told.items()}}
+    captions = {"truth": row.get("caption") or "", **{who: words.text(ids) for who, ids in told.items()}}
     sample = Sample(
         str(row["key"]), frames[looked_at, :, :side, :side], times,
         {name: one.attention[0] for name, one in zip(names, passes, strict=True)},
@@ -273,16 +274,34 @@ def truth(path: str, times: Floats, covers: float = 1.0) -> Floats | None:
 # --- words --------------------------------------------------------------------------------------------
 
 
-def _words(trained: fl.Workload) -> Callable[[Any], str]:
-    """Token ids as text, by the tokenizer of the workload's own pipeline."""
+@dataclass(frozen=True)
+class Words:
+    """How training read captions, so that what the model tells is read alike."""
+
+    tokenizer: Any = None
+    most: int = 32
+    """Tokens of a caption."""
+    end: int | None = None
+    """The token that ends one; None: what the language model itself says."""
+
+    def text(self, ids: Sequence[int]) -> str:
+        if self.tokenizer is None:
+            return " ".join(map(str, ids))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip()
+
+
+def _words(trained: fl.Workload) -> Words:
+    """Of the workload's own pipeline."""
     every = [stage.fn for data in trained.pipelines.values() for stage in data.stages]
-    name = next((fn.name for fn in every if isinstance(fn, stages.Tokenizer)), None)
-    if name is None:
-        return lambda ids: " ".join(map(str, ids))
+    end = next((fn.end for fn in every if isinstance(fn, Ended)), None)
+    inner = (fn.tokenizer if isinstance(fn, Ended) else fn for fn in every)
+    found = next((fn for fn in inner if isinstance(fn, stages.Tokenizer)), None)
+    if found is None:
+        return Words()
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
+    tokenizer = AutoTokenizer.from_pretrained(found.name, trust_remote_code=False)
+    return Words(tokenizer, found.max_length or Words.most, end)
 
 
 def _metrics(checkpoint: str) -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@ Every other name is a short one below, a folder made by `save_pretrained`, or a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -145,21 +145,28 @@ def tokenizer_of(llm: str) -> str:
     return str(SMALL / "tokenizer") if llm in OWN_LLMS else LLMS.get(llm, llm)
 
 
+def _tokenizer(llm: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tokenizer_of(llm), trust_remote_code=False)
+
+
 def tokens(llm: str, most: int) -> fl.Stage:
     """The stage that makes a caption's tokens, at most so many, the last of which says that it ends."""
     made: Any = stages.Tokenizer(tokenizer_of(llm), max_length=most)
     if llm not in OWN_LLMS:  # the own one adds its end by itself
-        from transformers import AutoTokenizer
-
-        end = AutoTokenizer.from_pretrained(tokenizer_of(llm), trust_remote_code=False).eos_token_id
+        end = _tokenizer(llm).eos_token_id
         made = made if end is None else Ended(made, end, most)
     return fl.Stage("tokens", made, reads="caption", writes={"tokens": fl.Field((None,), "int64")})
 
 
-def say_cut_off(stage: fl.Stage, captions: Iterable[str], llm: str, most: int) -> None:
-    """That captions are as long as is kept of them, or longer, where a person sees it; of the first ones."""
-    few = [*islice(captions, _LOOKED_AT)]
-    long = sum(len(stage.fn(text)) >= most for text in few)
+def look_at_captions(stage: fl.Stage, captions: Iterable[str], llm: str, most: int) -> None:
+    """Refuse those that the language model cannot read, and say how many of the first ones are cut off."""
+    told = iter(captions)
+    few = [stage.fn(text) for text in islice(told, _LOOKED_AT)]
+    if llm not in OWN_LLMS:
+        _refuse_unread(stage, few, told, llm)
+    long = sum(len(ids) >= most for ids in few)
     if long:
         own = " (it knows the words of the embedded set, and reads others letter by letter)"
         log.warning(
@@ -167,6 +174,21 @@ def say_cut_off(stage: fl.Stage, captions: Iterable[str], llm: str, most: int) -
             "is cut off, and never told. Raise max_tokens to keep more.",
             f"{long:,}", f"{len(few):,}", most, llm, own if llm in OWN_LLMS else "",
         )  # fmt: skip
+
+
+def _refuse_unread(stage: fl.Stage, few: Sequence[Tensor], rest: Iterable[str], llm: str) -> None:
+    """Tokens without an embedding, which a tokenizer may have that words were added to; never used, fine."""
+    known = _empty_language_model(llm).get_input_embeddings().num_embeddings
+    highest = max(_tokenizer(llm).get_vocab().values())
+    if highest < known:
+        return
+    used = max((int(ids.max()) for ids in chain(few, map(stage.fn, rest)) if len(ids)), default=0)
+    if used >= known:
+        raise UsageError(
+            f"llm={llm!r} has embeddings of {known:,} tokens, and its tokenizer reads captions with token "
+            f"{used:,}. The two are not of one model, or words were added to the tokenizer alone: call "
+            f"resize_token_embeddings({highest + 1}) on the model and save it, or save the tokenizer it had."
+        )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from frostline_recipes.foveated.gaze import Deep, Shallow
 from frostline_recipes.foveated.model import Foveated, Objective
 from frostline_recipes.foveated.networks import Vision
 
+EVALUATED = 1024
+"""Clips of an evaluation within training; one takes as long as 1.6 training steps a batch."""
 _WORDS = ("llm.lm_head.*", "llm.model.embed_tokens.*")
 """Without captions no word is read or told."""
 
@@ -90,7 +92,7 @@ def trained(pipeline: fl.Pipeline, vision: Vision, llm: str, how: Settings, *, s
         training={
             "precision": how.precision, "clip": 1.0, "seed": how.seed, "warmup_steps": how.warmup_steps,
             "microbatch": how.batch_size if how.grad_accum > 1 else None, "eval_every": how.eval_every,
-            "unused": unused,
+            "eval_rows": EVALUATED, "unused": unused,
         },
         checks=[caption_loss_starts_near_uniform] if how.tells and own else [],
     )  # fmt: skip

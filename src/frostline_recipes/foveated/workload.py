@@ -136,7 +136,7 @@ def workload(
     if how.tells:
         steps.append(networks.tokens(llm, max_tokens))
         told = (source.raw(i)["caption"] for i in range(len(source)))
-        networks.say_cut_off(steps[-1], told, llm, max_tokens)
+        networks.look_at_captions(steps[-1], told, llm, max_tokens)
     steps.append(fl.Pick(seen, num_frames, eval="spread"))
     pipeline = fl.Pipeline(source, *steps, outputs=[*seen, *(["tokens"] if how.tells else [])])
     return trained(pipeline, vision, llm, how, splits="split" if "split" in source.fields else SPLITS)

@@ -59,7 +59,7 @@ def test_missing_captions(shell: Shell, little: Path, tmp_path: Path) -> None:
         table.writeheader()
         table.writerows(rows[:15])
     told = refused(
-        shell, "1 of 16 clips", "half.csv says nothing of them", videos=tmp_path / "clips",
+        shell, "1 of 16 clips", "half.csv has no line with their path", videos=tmp_path / "clips",
         captions=tmp_path / "half.csv",
     )  # fmt: skip
     assert "000015.mp4" in told

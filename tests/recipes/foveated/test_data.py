@@ -521,7 +521,7 @@ def test_a_list_without_the_columns_says_which_it_has(folder: Path) -> None:
         ("list.json", "[]", "it is empty"),
         ("list.json", '{"a": 3}', "expected"),
         ("list.json", '["a.mp4"]', "row 1 is 'a.mp4'"),
-        ("list.jsonl", '{"path": "a.mp4"}\n{', "cannot be read"),
+        ("list.jsonl", '{"path": "a.mp4"}\n{', "cannot be read .* line 2, column 2"),
         ("list.csv", "path,caption\na.mp4\n", "row 1 has more or fewer cells"),
         ("list.csv", "path,caption\n", "it is empty"),
         ("list.csv", "path,caption\n,x\n", "row 1 has no path"),
@@ -536,6 +536,43 @@ def test_lists_that_cannot_be_read_are_refused(folder: Path, name: str, text: st
     (folder / name).write_text(text)
     with pytest.raises(UsageError, match=said):
         clips(str(folder / name))
+
+
+def test_how_far_looking_at_clips_is_is_said_now_and_then(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clips(str(folder))
+    assert "was looked at" not in caplog.text
+    monkeypatch.setattr("frostline_recipes.foveated.data._AT_ONCE", 2)
+    monkeypatch.setattr("frostline_recipes.foveated.data._TELL_S", -1.0)
+    clips(str(folder))
+    said = [r.message.split(": ")[-1] for r in caplog.records]
+    assert said == [f"how long they last was looked at of {n} of 3 clips" for n in (2, 3)]
+
+
+def test_captions_by_language_are_refused_where_they_are_told(folder: Path) -> None:
+    captions = [{"en": "a cat"}, [{"en": "a cat"}], ["a cat", "a dog"]]
+    rows = [{"path": f"{name}.mp4", "caption": told} for name, told in zip("abc", captions, strict=True)]
+    listed = write(folder / "list.json", rows)
+    with pytest.raises(UsageError, match="rows that cannot be used") as told:
+        clips(listed, need_captions=True)
+    assert [p.split(";")[0] for p in told.value.problems] == [
+        "row 1: caption is {'en': 'a cat'}",
+        "row 2: caption is [{'en': 'a cat'}]",
+    ]
+    assert len(clips(listed)) == 2
+
+
+@pytest.mark.parametrize("row", [{"path": "a.mp4", "caption": " "}, {"path": "c.mp4", "caption": "two"}])
+def test_a_clip_without_a_caption_says_what_a_line_of_it_may_lack(
+    folder: Path, tmp_path: Path, row: dict[str, str]
+) -> None:
+    """An empty one, and a name that two clips have."""
+    shutil.copy(folder / "a.mp4", folder / "c.mp4")
+    rows = [{"path": name, "caption": "one"} for name in ("a.mp4", "b.mp4")]
+    listed = write(tmp_path / "list.csv", [row, *rows])
+    with pytest.raises(UsageError, match="nor with a name that no other clip or line has; or the caption"):
+        clips(str(folder), captions=listed, need_captions=True)
 
 
 def test_a_list_in_another_encoding_says_which_is_expected(folder: Path) -> None:

@@ -394,6 +394,20 @@ def test_a_checkpoint_becomes_a_page_with_grid_and_film(trained: fl.Workload, tm
     assert (again.made, again.found) == (0, 2)
 
 
+def test_captions_are_as_long_as_in_training_and_end_as_there(
+    trained: fl.Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    words = look.Words(most=5, end=7)
+    monkeypatch.setattr(look, "_words", lambda trained: words)
+    model = sys.modules["frostline_recipes.foveated.workload"].load("")[0]
+    monkeypatch.setattr(
+        model, "caption", lambda batch, most, *, mode, end: asked.append((most, end)) or [[3]]
+    )
+    run(look.workload(checkpoint="a run", n=1), out=tmp_path / "look", device="cpu", quiet=True)
+    assert asked == [(5, 7), (5, 7)], "the coarse pass and the fine one"
+
+
 def test_a_checkpoint_in_the_home_folder_is_found(
     trained: fl.Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,8 +6,10 @@ import copy
 import json
 import re
 import shutil
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,11 @@ import torch
 
 import frostline as fl
 from frostline import stages
+from frostline.errors import UsageError
 from frostline.fingerprint.values import value_of
 from frostline.parameters import parameters_of
 from frostline.supply import supply
-from frostline_recipes.foveated import glyphs, metrics, networks, training
+from frostline_recipes.foveated import glyphs, look, metrics, networks, training
 from frostline_recipes.foveated.training import caption_loss_starts_near_uniform
 from frostline_recipes.foveated.workload import features, workload
 
@@ -305,10 +308,11 @@ def test_no_clip_is_in_two_splits(shell: Shell, frozen: Answer) -> None:
 
 def byte_level(folder: Path) -> Path:
     """A tokenizer as GPT-2's and SmolLM2's: it knows a token for the end, and does not add it."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     raw = Tokenizer(models.BPE())
+    raw.decoder = decoders.ByteLevel()
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=["<|endoftext|>"], show_progress=False)
     raw.train_from_iterator(["a red star turns blue", "a cat"], trainer)
@@ -329,6 +333,32 @@ def test_tokens_of_a_caption_end_where_the_tokenizer_adds_no_end(tmp_path: Path)
     assert copy.deepcopy(stage.fn) == stage.fn, "made of plain fields"
     assert value_of(stage.fn) == value_of(networks.tokens(str(tmp_path), 64).fn)
     assert value_of(stage.fn) != value_of(networks.tokens(str(tmp_path), 32).fn)
+
+
+def test_pictures_tell_captions_as_they_were_read(tmp_path: Path) -> None:
+    stage = networks.tokens(str(byte_level(tmp_path)), 40)
+    data = SimpleNamespace(stages=[stage])
+    words = look._words(SimpleNamespace(pipelines={"data": data}))  # type: ignore[arg-type]
+    assert words.text(stage.fn("a red star").tolist()) == "a red star"
+    assert (words.most, words.end) == (40, 0)
+    assert look._words(SimpleNamespace(pipelines={})).text([3, 4]) == "3 4"  # type: ignore[arg-type]
+
+
+def test_captions_that_the_language_model_has_no_tokens_for_are_refused(tmp_path: Path) -> None:
+    """Tokens beyond its embeddings, wherever they come; such as no caption has do no harm."""
+    from transformers import AutoTokenizer, LlamaConfig
+
+    folder = str(byte_level(tmp_path))
+    ids = AutoTokenizer.from_pretrained(folder)("a red star")["input_ids"]
+    few = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    stage = networks.tokens(folder, 16)
+    captions = ["a"] * 600 + ["a red star"]
+    for known, refused in ((max(ids) + 1, False), (max(ids), True)):
+        assert known < 60, "the tokenizer has more words in either case"
+        LlamaConfig(**few, vocab_size=known).save_pretrained(folder)
+        told = f"has embeddings of {known} tokens, and its tokenizer reads captions with token {max(ids)}"
+        with pytest.raises(UsageError, match=told) if refused else nullcontext():
+            networks.look_at_captions(stage, captions, folder, 16)
 
 
 def test_captions_that_are_cut_off_are_said_aloud(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
@@ -366,6 +396,7 @@ def test_a_rate_is_the_one_given_and_evaluation_is_every_300_steps(shell: Shell)
     for given, rate in ((None, 1e-3), (0.5, 0.5)):
         assert shell.work(learning_rate=given).optimizer.keywords == {"rate": rate}
     assert shell.work().training["eval_every"] == 300
+    assert shell.work().training["eval_rows"] == 1024
     assert shell.work(eval_every=None).training["eval_every"] is None
 
 
