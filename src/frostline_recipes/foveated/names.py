@@ -55,6 +55,28 @@ def configuration(what: str, name: str, place: str) -> Any:
         raise not_found(what, name, place, e) from e
 
 
+def normalisation(what: str, name: str, place: str) -> tuple[Sequence[float], Sequence[float]] | None:
+    """Mean and deviation of a network's pictures, as `preprocessor_config.json` beside it tells; None: it is
+    not there, or tells none."""
+    from transformers.utils import cached_file
+
+    called = "preprocessor_config.json"
+    quiet = {f"_raise_exceptions_for_{of}": False for of in ("missing_entries", "connection_errors")}
+    file = Path(place) / called if Path(place).is_dir() else cached_file(place, called, **quiet)
+    if file is None or not Path(file).is_file():
+        return None
+    try:
+        told = json.loads(Path(file).read_text("utf-8"))
+        mean, std = told.get("image_mean"), told.get("image_std")
+        if mean is None and std is None:
+            return None
+        if not all(len(some) == 3 and all(isinstance(x, int | float) for x in some) for some in (mean, std)):
+            raise ValueError(f"image_mean {mean!r} and image_std {std!r}: expected three numbers each")
+    except (OSError, ValueError, TypeError, AttributeError) as e:
+        raise UsageError(f"{what}={name!r}: {called} cannot be read: {e}") from e
+    return tuple(mean), tuple(std)
+
+
 def autoencoder(what: str, name: str, place: str) -> dict[str, Any]:
     """The configuration of an autoencoder of diffusers, likewise; a pipeline's folder has it in `vae`."""
     for package in ("diffusers", "transformers"):

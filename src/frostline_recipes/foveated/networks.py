@@ -59,7 +59,7 @@ _LOOKED_AT = 500
 """Captions whose length is looked at before anything is made."""
 log = logging.getLogger("frostline")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""What DINO's pictures are normalised with."""
+"""What DINO's pictures are normalised with, unless their own preprocessor tells otherwise."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,8 @@ class Vision:
     patch: int
     prefix: int
     size: int
+    mean: Sequence[float] = MEAN
+    std: Sequence[float] = STD
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -118,7 +120,8 @@ def vision(name: str, size: int) -> Vision:
     if size < patch:
         raise UsageError(f"frame_size is {size}; at least {patch}, one patch of encoder={name!r}")
     registers = int(config.get("num_register_tokens", 0) or 0)
-    return Vision(name, int(config["hidden_size"]), patch, 1 + registers, size)
+    own = None if name in SEEDED else names.normalisation("encoder", name, ENCODERS.get(name, name))
+    return Vision(name, int(config["hidden_size"]), patch, 1 + registers, size, *(own or (MEAN, STD)))
 
 
 def encoder(name: str) -> Any:
@@ -254,9 +257,9 @@ def _refuse_other_words(name: str, found: Any) -> None:
         )
 
 
-def preprocess(size: int) -> nn.Module:
+def preprocess(size: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
     """Frames uint8 to what an encoder takes."""
-    made: nn.Module = stages.Preprocess(size, mean=MEAN, std=STD)
+    made: nn.Module = stages.Preprocess(size, mean=mean, std=std)
     return made
 
 

@@ -105,9 +105,8 @@ def build(vision: Vision, llm: str, how: Settings) -> Foveated:
         torch.manual_seed(how.seed)
         inside = None
         if how.attention == "deep" or how.train_encoder:
-            inside = Encoder(
-                networks.encoder(vision.name), networks.preprocess(vision.size), trainable=how.train_encoder
-            )
+            pixels = networks.preprocess(vision.size, vision.mean, vision.std)
+            inside = Encoder(networks.encoder(vision.name), pixels, trainable=how.train_encoder)
         gaze: nn.Module
         patches: Any = {"grid": vision.grid, "prefix": vision.prefix, "covers": vision.covers}
         if how.attention == "deep":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -122,7 +122,7 @@ def workload(
     seen = ["frames", "times"]
     if attention == "shallow" and not train_encoder:
         seen[0] = "features"
-        network = fl.lazy(features, frame_size, **networks.place(encoder))
+        network = fl.lazy(features, frame_size, vision.mean, vision.std, **networks.place(encoder))
         half = None if encoder_precision == "fp32" else encoder_precision
         looks = fl.Stage(
             "features", network, reads="frames", on="device", batch_size=chunk, compile=compile_encoder,
@@ -160,9 +160,9 @@ def embedded_folder() -> Path:
     return Path("stores") / "foveated-clips"
 
 
-def features(frame_size: int, **tower: Any) -> nn.Module:
+def features(frame_size: int, mean: Sequence[float], std: Sequence[float], **tower: Any) -> nn.Module:
     """Frames uint8 [B, T, 3, H, W] to features [B, T, N, D], frozen. tower: of stages.vision_tower."""
-    network = nn.Sequential(networks.preprocess(frame_size), stages.vision_tower(**tower))
+    network = nn.Sequential(networks.preprocess(frame_size, mean, std), stages.vision_tower(**tower))
     return network.eval().requires_grad_(False)
 
 

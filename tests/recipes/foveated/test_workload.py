@@ -414,6 +414,37 @@ def test_networks_in_the_home_folder_are_found(
     assert built(of).gaze.prefix == 5
 
 
+@pytest.mark.parametrize("attention", ["shallow", "deep"])
+def test_pictures_are_normalised_as_the_encoders_own_preprocessor_says(
+    shell: Shell, tmp_path: Path, attention: str
+) -> None:
+    networks.encoder("seeded-dinov3").network.save_pretrained(tmp_path)
+    mean, std = (0.43, 0.411, 0.296), (0.213, 0.156, 0.143)
+    file = tmp_path / "preprocessor_config.json"
+    for told, expected in (
+        (None, (networks.MEAN, networks.STD)),
+        ({"image_mean": mean, "image_std": std}, (mean, std)),
+        ({"crop_size": 224}, (networks.MEAN, networks.STD)),
+    ):
+        if told is not None:
+            file.write_text(json.dumps(told))
+        work = shell.work(encoder=str(tmp_path), attention=attention)
+        if attention == "deep":
+            pixels = built(work).gaze.encoder.preprocess
+        else:
+            pixels = next(s.fn for s in work.data.stages if s.name == "features").get()[0]
+        assert torch.allclose(pixels.mean.flatten(), torch.tensor(expected[0]))
+        assert torch.allclose(pixels.std.flatten(), torch.tensor(expected[1]))
+
+
+@pytest.mark.parametrize("told", ["{", "[1]", '{"image_mean": 0.5, "image_std": 0.5}', '{"image_mean": [1]}'])
+def test_a_preprocessor_that_cannot_be_read_is_refused(tmp_path: Path, told: str) -> None:
+    networks.encoder("seeded-dinov3").network.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(told)
+    with pytest.raises(UsageError, match=r"preprocessor_config\.json cannot be read"):
+        networks.vision(str(tmp_path), 64)
+
+
 @pytest.mark.parametrize(
     ("objective", "figure"), [("reconstruct", "loss_fine"), ("joint", "loss_text")]
 )  # captions: all the tests above
@@ -501,7 +532,9 @@ def named(encoder: str, worlds: list[glyphs.Script]) -> dict[str, float]:
     times = np.linspace(0.5, 23, len(worlds))
     frames = np.stack([glyphs.frame(world, t) for world, t in zip(worlds, times, strict=True)])
     with torch.no_grad():
-        found = features(256, **networks.place(encoder))(torch.from_numpy(frames)[None])[0].numpy()
+        found = features(256, networks.MEAN, networks.STD, **networks.place(encoder))(
+            torch.from_numpy(frames)[None]
+        )[0].numpy()
     x, looks = [], []
     for tokens, world, t in zip(found, worlds, times, strict=True):
         for glyph, (column, row) in zip(world.glyphs, glyphs.places(world, t), strict=True):
