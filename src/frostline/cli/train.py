@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -173,9 +174,12 @@ def evaluate(
     from frostline.trainer.folder import config_of
     from frostline.trainer.run import evaluate as evaluate_workload
 
-    place = checkpoint or _newest(find(target)[0])
+    name, function = find(target)
+    place = checkpoint or _newest(name)
     load(place, only=[])  # what is not there shows before a recipe makes its data
-    before = (config_of(place) or {}).get("parameters", {})
+    started = config_of(place) or {}
+    _refuse_other_target(place, target, function, started)
+    before = started.get("parameters", {})
     resolved = resolve(target, overrides or [], before)
     usual = {p.name: p.default for p in resolved.parameters}
     told = [f"{name}={value}" for name, value in before.items() if usual.get(name, value) != value]
@@ -187,6 +191,24 @@ def evaluate(
     )  # fmt: skip
     for name, value in figures.items():
         typer.echo(f"{name}: {value:.6g}")
+
+
+def _refuse_other_target(
+    place: Path, target: str, function: Callable[..., Any], started: Mapping[str, Any]
+) -> None:
+    """A run of something else would be evaluated on this target's own data."""
+    from frostline.errors import UsageError
+    from frostline.parameters import parameters_of
+    from frostline.target import written
+
+    taken = {parameter.name for parameter in parameters_of(function)}
+    other = [name for name in started.get("parameters", {}) if name not in taken]
+    its = started.get("target")
+    if other and its is not None and its != written(target):
+        raise UsageError(
+            f"{place} was trained from {its} with {', '.join(other)}, which {target} does not take. Evaluate "
+            f"it as what it is: frostline evaluate {shlex.quote(its)} --checkpoint {shlex.quote(str(place))}"
+        )
 
 
 def _newest(name: str | None) -> Path:

@@ -443,6 +443,18 @@ def test_a_checkpoint_is_evaluated_with_the_parameters_of_its_run(shell: Shell) 
     assert out != shell(*words, "n=40")[1]
 
 
+def test_a_run_of_something_else_is_not_evaluated_on_this_ones_data(shell: Shell, done: Answer) -> None:
+    (shell.folder / "another_work.py").write_text(WORK.replace("n: int = 40", "size: int = 40, n: int = 4"))
+    assert (
+        shell("train", "another_work.py", "size=50", "--steps", "1", "--out", "elsewhere", "--live")[0] == 0
+    )
+    code, _, err = shell("evaluate", FILE, "--device", "cpu", "--live", "--checkpoint", "elsewhere")
+    assert code == 1
+    told = " ".join(err.split())
+    assert f"was trained from another_work.py with size, which {FILE} does not take" in told
+    assert "frostline evaluate another_work.py --checkpoint elsewhere" in told
+
+
 def test_without_a_checkpoint_the_newest_run_of_the_target_is_evaluated(shell: Shell) -> None:
     (shell.folder / "other_work.py").write_text(WORK)
     code, out, err = shell("evaluate", "other_work.py", "--device", "cpu")
