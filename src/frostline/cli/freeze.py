@@ -210,7 +210,7 @@ def _told(outcome: Outcome, *, again: str) -> None:
     busy = min(1.0, stats.busy / max(outcome.streamed, 1e-9))
     for entry in store.quarantine[:_SHOWN]:
         typer.echo(f"quarantined: {show.plain(entry['key'])}: {show.plain(entry['reason'])}")
-    took = f"{show.duration(outcome.seconds)} ({rate:,.1f}/s, device busy {busy:.0%})"
+    took = f"{show.duration(outcome.seconds)} (once begun {rate:,.1f}/s, device busy {busy:.0%})"
     figures = f"{stats.samples:,} samples, {show.size(stats.bytes)}, in {took}"
     bad = f", {len(store.quarantine):,} in quarantine" if store.quarantine else ""
     if outcome.stopped is not None:

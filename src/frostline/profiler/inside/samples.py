@@ -25,9 +25,9 @@ _SWITCH_S = 0.0001
 """What a line may run on after a look is due."""
 _HERE = os.path.dirname(os.path.abspath(__file__))
 OURS = os.path.join(_HERE.rsplit(os.sep, 2)[0], "")
-_PATHS = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
+_PATHS = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib", "scripts")}
 LIBRARIES = (*(os.path.join(path, "") for path in _PATHS), OURS)
-"""Where code lies that is not the user's own: also frostline's, wherever it is installed."""
+"""Where code lies that is not the user's own: also torchrun and other commands, and frostline's."""
 
 
 class Samples:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import sys
+import sysconfig
 import threading
 import time
 from collections import Counter
 from itertools import accumulate, cycle, islice
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +21,6 @@ from frostline.profiler.inside.spans import Spans
 
 
 def test_the_users_innermost_line_is_told() -> None:
-    import json
-
     seen: list[str] = []
 
     def hook(pairs: Any) -> Any:
@@ -29,6 +30,13 @@ def test_the_users_innermost_line_is_told() -> None:
     at = sys._getframe().f_lineno + 1
     json.loads('{"a": 1}', object_pairs_hook=hook)
     assert seen == [f"{__file__}:{at}"]
+
+
+def test_the_command_that_started_it_all_is_nobodys_own_line() -> None:
+    command = str(Path(sysconfig.get_path("scripts")) / "frostline")
+    inner = SimpleNamespace(f_code=SimpleNamespace(co_filename=json.__file__), f_lineno=3, f_back=None)
+    inner.f_back = SimpleNamespace(f_code=SimpleNamespace(co_filename=command), f_lineno=8, f_back=None)
+    assert user_line(inner) == f"{json.__file__}:3"
 
 
 def test_no_frame_is_somewhere() -> None:
