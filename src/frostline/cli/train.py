@@ -6,6 +6,7 @@ checkpoint is written and the same command goes on); 1 for an error; 130 when it
 
 from __future__ import annotations
 
+import inspect
 import os
 import shlex
 import sys
@@ -198,10 +199,9 @@ def _refuse_other_target(
 ) -> None:
     """A run of something else would be evaluated on this target's own data."""
     from frostline.errors import UsageError
-    from frostline.parameters import parameters_of
     from frostline.target import written
 
-    taken = {parameter.name for parameter in parameters_of(function)}
+    taken = inspect.signature(function).parameters
     other = [name for name in started.get("parameters", {}) if name not in taken]
     its = started.get("target")
     if other and its is not None and its != written(target):

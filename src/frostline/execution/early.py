@@ -94,6 +94,13 @@ class Early:
     def __reduce__(self) -> tuple[Any, ...]:
         return (Early, (self.source, self.stages, self.raw_fields, self.between))
 
+    @property
+    def called(self) -> dict[str, Any]:
+        """What runs here: the stages' functions by their names, and the class of a data set."""
+        dataset = getattr(self.source.finder, "dataset", None)
+        read = {} if dataset is None else {SOURCE: type(dataset)}
+        return read | {stage.name: stage.fn for stage in self.stages}
+
     def raw(self, key: str, place: int) -> Values | StageFailed:
         """The raw fields that are needed of a sample, or why they could not be had."""
         if not self.raw_fields:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -20,7 +21,8 @@ def serve(pipe: Connection[Any, Any]) -> None:
     torch.set_num_threads(1)  # there are as many workers as cores
     early: Early
     try:
-        early, layout = ForkingPickler.loads(pipe.recv_bytes())
+        early, layout, told = ForkingPickler.loads(pipe.recv_bytes())
+        pipe.send_bytes(json.dumps(told(early.called)).encode())  # before anything is called
         slab = None
         if layout is not None:
             fd = recv_handle(pipe)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,15 +69,18 @@ def examine(fn: Any, *, vouched: bool = False, files: str | None = None) -> tupl
     return summary(walk, root), given
 
 
-def functions_of(fn: Any) -> list[types.FunctionType]:
-    """The user's own functions that a callable stands on; none where that cannot be told."""
-    walk = Walk()
-    try:
-        _root(fn, walk)
-        walk.finish(_shown(fn))
-    except UsageError:
-        return []
-    return walk.own_functions
+def parts_of(called: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """The functions and constants that callables stand on, by name, with digests: a process that has the same
+    runs the same. None of a callable of which that cannot be told."""
+    found: dict[str, dict[str, str]] = {}
+    for name, fn in called.items():
+        try:
+            code = code_of(fn)
+        except UsageError:
+            found[name] = {}
+        else:
+            found[name] = {**code.functions, **code.values}
+    return found
 
 
 def parameters_of(fn: Any) -> Any:

@@ -64,12 +64,6 @@ def function_node(fn: FunctionType) -> FunctionNode:
     )
 
 
-def is_current(fn: FunctionType) -> bool:
-    """Whether its file still says what runs: a new process would run what the file says."""
-    newest = list(_texts_of(fn.__code__.co_filename, fn.__globals__))[:1]
-    return not _plain_loader(fn.__globals__) or any(_matches(text, fn.__code__) for text in newest)
-
-
 def class_node(cls: type) -> ast.ClassDef | None:
     """The syntax tree of a class; None for one that was made by a call; UsageError without any source.
 

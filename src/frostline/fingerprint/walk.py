@@ -84,10 +84,6 @@ class Walk:
         if self.problems:
             raise UsageError(f"Cannot tell what {what} is computed from:", problems=self.problems)
 
-    @property
-    def own_functions(self) -> list[FunctionType]:
-        return [met for met in self._labels if isinstance(met, FunctionType)]
-
     def value(self, value: object, where: str) -> Tree:
         return values.tree(value, self, where)
 

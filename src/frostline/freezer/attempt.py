@@ -15,6 +15,7 @@ from frostline.errors import FreezeStopped, NotFrozen
 from frostline.execution import Execution, whole_chunks
 from frostline.execution.columns import Column
 from frostline.fingerprint import made_by
+from frostline.fingerprint.code import parts_of
 from frostline.freezer import choice, schema
 from frostline.freezer.child import Child, close_all
 from frostline.freezer.forecast import Forecast, Probe, forecast, none_worked, probe
@@ -130,6 +131,8 @@ class Attempt:
         early, samples = self.adding.early, len(plan.new)
         asked, n = self.options.workers, self.options.n_workers
         self.hatched = choice.hatch(early, samples, asked=asked, n=n, wanted=not self.options.dry_run)
+        called = early.called | self.extending.early.called
+        self.parts = None if asked == "threads" else parts_of(called)  # the audit calls them
         self._audit()
         self.probed = self._probe()
         self.specs = self._specs()
@@ -334,6 +337,7 @@ class Attempt:
         wanted = choice.Wanted(
             self.options.workers, self.options.n_workers, sample_s, execution.block_size,
             sample=self.probed.sample if self.probed else None, pin=self.device.type == "cuda", turns=turns,
+            parts=self.parts,
         )  # fmt: skip
         began = time.monotonic()
         with choice.quick_switches():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -56,15 +57,19 @@ class Child:
         self._ended_by_us = False
         self.alive = True
 
-    def set_up(self, setup: bytes, slab: int | None) -> None:
-        """Send it the stages, and the shared memory."""
+    def set_up(self, setup: bytes, slab: int | None) -> dict[str, dict[str, str]]:
+        """Send it the stages, and the shared memory; → what the stages stand on there (`parts_of`)."""
 
-        def send() -> None:
+        def exchange() -> dict[str, dict[str, str]]:
             self._pipe.send_bytes(setup)
             if slab is not None:
                 send_handle(self._pipe, slab, self._process.pid)
+            told: dict[str, dict[str, str]] = json.loads(self._pipe.recv_bytes())
+            return told
 
-        self._guarded(send)
+        parts = self._guarded(exchange)
+        self._answered = True  # it has started: from here on, samples end it
+        return parts
 
     def ask(self, request: tuple[Any, ...]) -> Block:
         data = ForkingPickler.dumps(request)

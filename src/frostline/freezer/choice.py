@@ -13,7 +13,7 @@ from frostline.execution import Early
 from frostline.execution.slab import Layout
 from frostline.freezer.child import Child, close_all
 from frostline.freezer.progress import Reporter
-from frostline.freezer.workers import Given, Processes, Threads, Workers, cores, packed, rate_of
+from frostline.freezer.workers import Given, Parts, Processes, Threads, Workers, cores, packed, rate_of
 
 Asked = Literal["auto", "threads", "processes"]
 _WORTH_S = 10.0
@@ -71,6 +71,8 @@ class Wanted:
     pin: bool = False
     turns: bool = False
     """Workers and this process take turns on the same cores; see `Stream`."""
+    parts: Parts | None = None
+    """What the stages stood on before they were called; see `Processes`."""
 
     @property
     def layout(self) -> Layout | None:
@@ -90,7 +92,7 @@ def start(
     """The workers to use. `asked="auto"` measures, if the run is long and the stages can travel."""
     n, asked = wanted.n or cores(), wanted.asked
     if asked == "processes" and given is None:
-        return Processes(early, n, layout=wanted.layout, pin=wanted.pin, hatched=hatched)
+        return _processes(early, n, wanted, hatched)
     if asked == "processes":  # not refused: by now rows that changed are deleted, and the run must go on
         reporter.note("threads it is, for now: worker processes cannot be given rows of a store")
     threads = Threads(early, n if early.stages else min(n, _READERS), given)
@@ -103,6 +105,10 @@ def start(
     except FrostlineError as e:
         reporter.note(f"threads it is: {e}")
         return threads
+
+
+def _processes(early: Early, n: int, wanted: Wanted, hatched: Sequence[Child]) -> Processes:
+    return Processes(early, n, layout=wanted.layout, pin=wanted.pin, hatched=hatched, parts=wanted.parts)
 
 
 def _faster(
@@ -119,7 +125,7 @@ def _faster(
     if len(places) / in_threads < _WORTH_S:
         close_all(hatched)
         return threads
-    processes = Processes(early, threads.n, layout=wanted.layout, pin=wanted.pin, hatched=hatched)
+    processes = _processes(early, threads.n, wanted, hatched)
     try:
         group = group_size(wanted.sample_s, block, early=True, kind="processes")
         rate_of(processes, places, group=1, block=block, seconds=0.0)  # most have started after this

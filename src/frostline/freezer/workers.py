@@ -25,13 +25,14 @@ from frostline.execution import Block, Early, together
 from frostline.execution.columns import Column
 from frostline.execution.slab import Layout, Lease, Slab
 from frostline.execution.wire import InSlab
-from frostline.fingerprint.code import functions_of
-from frostline.fingerprint.source import is_current
+from frostline.fingerprint.code import parts_of
 from frostline.freezer.child import Child, WorkerDied, close_all
 
 Kind = Literal["threads", "processes"]
 Given = Callable[[Sequence[str]], Mapping[str, Column]]
 """Columns of given fields for some keys, as read from a store."""
+Parts = Mapping[str, Mapping[str, str]]
+"""Of each stage: the functions and constants it stands on, with digests."""
 
 
 def cores() -> int:
@@ -126,6 +127,7 @@ class Processes:
 
     layout:  how rows of a fixed shape lie in shared memory; without it all go through pipes.
     hatched: interpreters that were started before.
+    parts:   what the stages stood on before they were called, which may fill a cache; default: now.
     """
 
     kind: Kind = "processes"
@@ -138,11 +140,12 @@ class Processes:
         layout: Layout | None = None,
         pin: bool = False,
         hatched: Sequence[Child] = (),
+        parts: Parts | None = None,
     ) -> None:
         self.n = n
         self._early = early
         self._setup = packed(early, layout)
-        self._functions = [fn for stage in early.stages for fn in functions_of(stage.fn)]
+        self._parts = parts_of(early.called) if parts is None else parts
         self._slab = Slab(layout) if layout is not None else None
         if self._slab is not None and pin:
             self._slab.pin()
@@ -192,22 +195,24 @@ class Processes:
             with self._lock:
                 child = self._idle.pop() if self._idle else Child()
                 self._children = [c for c in self._children if c.alive and c is not child] + [child]
-            child.set_up(self._setup, self._slab.fd if self._slab is not None else None)
-            child.ask(([], [], [], None))  # it answers once it has started: from here on, samples end it
-            with self._lock:
-                self._refuse_edited()
+            parts = child.set_up(self._setup, self._slab.fd if self._slab is not None else None)
+            self._refuse_others(parts)
             self._mine.child = child
         return child
 
-    def _refuse_edited(self) -> None:
-        """A new interpreter reads the files anew; the fingerprint is of what this one runs."""
-        edited = [fn for fn in self._functions if not is_current(fn)]
-        if edited:
-            raise UsageError(
-                f"{edited[0].__qualname__} in {edited[0].__code__.co_filename} was edited since it was "
-                "imported, and a worker process would run what the file says now. Start again, or use "
-                "threads."
-            )
+    def _refuse_others(self, parts: Parts) -> None:
+        """A new interpreter imports everything anew; the fingerprint is of what this one runs."""
+        for name, there in parts.items():
+            here = self._parts[name]
+            other = [part for part in sorted({*here, *there}) if here.get(part) != there.get(part)]
+            if other:
+                more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+                raise UsageError(
+                    f"A worker process would compute {name!r} otherwise than this one: there, "
+                    f"{', '.join(other[:3])}{more} is not what it is here. A file was edited since it was "
+                    "imported (then start again), or a value was set at run time (then give it as a "
+                    "parameter, as functools.partial(fn, size=224)); or use threads."
+                )
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -225,7 +230,7 @@ def packed(early: Early, layout: Layout | None = None) -> bytes:
                 f"Stage {stage.name!r} is defined in the script itself: processes need it in a module."
             )
     try:
-        return bytes(ForkingPickler.dumps((early, layout)))
+        return bytes(ForkingPickler.dumps((early, layout, parts_of)))
     except Exception as e:
         raise UsageError(f"The stages cannot be sent to worker processes ({e}): use threads.") from e
 

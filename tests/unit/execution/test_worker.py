@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import ForkingPickler
@@ -15,6 +16,7 @@ from frostline.errors import UsageError
 from frostline.execution import Early
 from frostline.execution.wire import receive
 from frostline.execution.worker import serve
+from frostline.fingerprint.code import parts_of
 from frostline.freezer.workers import packed
 
 
@@ -45,6 +47,12 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Any:
     assert asked == [1]  # there are as many workers as cores
 
 
+def begin(pipe: Connection, early: Early) -> None:
+    """It answers with what its stages stand on."""
+    pipe.send_bytes(packed(early))
+    assert json.loads(pipe.recv_bytes()) == parts_of(early.called)
+
+
 def ask(pipe: Connection, keys: list[str], places: list[int], raws: Any) -> Any:
     pipe.send_bytes(ForkingPickler.dumps((keys, places, raws, None)))
     return receive(pipe)
@@ -52,7 +60,7 @@ def ask(pipe: Connection, keys: list[str], places: list[int], raws: Any) -> Any:
 
 def test_a_worker_gets_raw_fields_itself_or_is_given_them(pipe: Any) -> None:
     early = Early(fl.Source.dataset(Data()), [fl.Stage("y", abs, reads="x")], ["x"], ["y"])
-    pipe.send_bytes(packed(early))
+    begin(pipe, early)
     found = ask(pipe, ["b", "c", "d"], [1, 2, 3], None)
     assert (found.keys, found.columns) == (["b", "d"], {"y": [10, 30]})
     assert str(found.failed["c"]) == "Stage 'source' failed for 'c': OSError: no such sample"
@@ -60,7 +68,7 @@ def test_a_worker_gets_raw_fields_itself_or_is_given_them(pipe: Any) -> None:
 
 
 def test_what_cannot_come_back_is_refused_and_the_worker_goes_on(pipe: Any) -> None:
-    pipe.send_bytes(packed(Early(fl.Source.dataset(Data()), [fl.Stage("y", set, reads="x")], ["x"], ["y"])))
+    begin(pipe, Early(fl.Source.dataset(Data()), [fl.Stage("y", set, reads="x")], ["x"], ["y"]))
     with pytest.raises(UsageError, match="'y' is a set"):
         ask(pipe, ["a"], [0], [{"x": "text"}])
     assert list(ask(pipe, ["a"], [0], [{"x": 1}]).failed) == ["a"]  # a number is not iterable

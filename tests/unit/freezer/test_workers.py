@@ -224,9 +224,49 @@ def test_a_worker_that_would_run_another_text_is_refused(module: Module) -> None
     )
     pending = workers.begin(range(4), group=4)
     assert pending is not None
-    with pytest.raises(UsageError, match=r"helper in .* was edited since it was imported"):
+    with pytest.raises(UsageError, match=r"compute 'y' otherwise.*there, \S+\.helper is not what it is here"):
         pending.result()
     workers.close()
+
+
+LARGER = """
+    import frostline as fl
+
+    K, CACHE = 1, {}
+
+    def larger(x):
+        return CACHE.setdefault(x, K * x)
+
+    class Rows:
+        FIRST = 0
+        def __len__(self): return 8
+        def __getitem__(self, i): return {"key": f"k{i}", "x": self.FIRST + i}
+"""
+
+
+def test_values_set_at_run_time_are_not_lost_in_a_worker(module: Module, tmp_path: Path) -> None:
+    """A new interpreter imports the module anew, and would compute with what stands in its file."""
+    made = module(LARGER)
+
+    def freeze(name: str, workers: Any) -> list[int]:
+        data = fl.Pipeline(source(8), fl.Stage("y", made.larger, reads="x"))
+        store = fl.freeze(data, tmp_path / name, workers=workers, quiet=True, device="cpu")
+        return [int(store[f"k{i}"]["y"]) for i in range(8)]
+
+    assert freeze("as it is", "processes") == [*range(8)]  # a cache that the audit filled is no difference
+    made.CACHE.clear()
+    made.K = 20
+    with pytest.raises(UsageError, match=r"compute 'y' otherwise .* there, \S+\.K is not what it is here"):
+        freeze("processes", "processes")
+    assert freeze("processes", "threads") == [20 * i for i in range(8)]
+
+
+def test_values_of_a_data_set_too(module: Module, tmp_path: Path) -> None:
+    made = module(LARGER)
+    made.Rows.FIRST = 5
+    data = fl.Pipeline(fl.Source.dataset(made.Rows(), version="1"), fl.Stage("y", made.larger, reads="x"))
+    with pytest.raises(UsageError, match=r"compute 'source' otherwise .* \S+\.Rows\.FIRST is not what"):
+        fl.freeze(data, tmp_path / "s", workers="processes", quiet=True, device="cpu")
 
 
 PASSED_ON = """
