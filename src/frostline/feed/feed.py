@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from numbers import Integral
 from typing import Any
@@ -77,7 +77,7 @@ class Feed:
         self.epoch = 0
         self._cursor = 0
         self._left_early = False
-        self._check_arguments(store, fields)
+        self._check_arguments(store, fields, tier, budget_bytes)
         given = dict(store) if isinstance(store, Mapping) else {_ONE: store}
         wanted = fields if isinstance(fields, Mapping) else dict.fromkeys(given, fields)
         self._wanted = wanted
@@ -98,7 +98,7 @@ class Feed:
         self._active: Prefetch | Resident | None = None
         self._totals = {"batches": 0, "rows": 0, "wait_s": 0.0, "seconds": 0.0}
 
-    def _check_arguments(self, store: Any, fields: Any) -> None:
+    def _check_arguments(self, store: Any, fields: Any, tier: Any, budget: Any) -> None:
         problems = []
         if type(self.batch_size) is not int or self.batch_size < 1:
             problems.append(f"batch_size is {self.batch_size!r}; a whole number from 1")
@@ -114,6 +114,18 @@ class Feed:
             if not isinstance(s, Table)
         ]
         problems += ["no store was given"] if not stores else []
+        if not isinstance(tier, str | Mapping):
+            problems.append(
+                f"tier is {tier!r}; 'auto', {', '.join(map(repr, tiers.TIERS))}, or {{field: tier}}"
+            )
+        if budget is not None and not _is_whole(budget):
+            problems.append(f"budget_bytes is {budget!r}; a whole number of bytes")
+        each = fields.values() if isinstance(fields, Mapping) else [fields]
+        problems += [
+            f"fields is {some!r}; a list of names and fl.Pick's"
+            for some in each
+            if some is not None and not isinstance(some, str | Pick | Iterable)
+        ]
         if isinstance(fields, Mapping) and not isinstance(store, Mapping):
             problems.append("fields by store need several stores: Feed({'a': a, 'b': b}, …)")
         elif isinstance(fields, Mapping):
@@ -278,7 +290,10 @@ def _described(order: Any) -> str:
 
 
 def _device(device: str | torch.device) -> torch.device:
-    found = torch.device(device)
+    try:
+        found = torch.device(device)
+    except (TypeError, RuntimeError) as e:
+        raise UsageError(f"Feed(device={device!r}): expected 'cpu', 'cuda' or 'cuda:1', say.") from e
     if found.type == "cuda":
         if not torch.cuda.is_available():
             raise UsageError(

@@ -109,6 +109,11 @@ class Store(Table):
     @staticmethod
     def join(*tables: Table) -> Table:
         """The rows whose key is in all of the tables, in the first one's order, with the fields of all."""
+        other = [type(table).__name__ for table in tables if not isinstance(table, Table)]
+        if other:
+            raise UsageError(
+                f"Store.join(…) takes stores, as fl.Store.open(path) gives them; got {other[0]}."
+            )
         repeated = sorted(
             {name for t in tables for name in t.fields if sum(name in u.fields for u in tables) > 1}
         )

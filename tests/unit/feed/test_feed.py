@@ -247,6 +247,22 @@ def test_state_in_the_loop_after_break_and_the_next_epoch(all_kinds: fl.Store) -
     assert feed.epoch == 1
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tier": None},
+        {"tier": 3},
+        {"fields": 3},
+        {"device": None},
+        {"device": "gpu"},
+        {"budget_bytes": "1GB"},
+    ],
+)
+def test_arguments_of_another_kind_are_named(all_kinds: fl.Store, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(options))):
+        fl.Feed(all_kinds, 4, **options)
+
+
 def test_state_that_does_not_fit_is_refused(all_kinds: fl.Store) -> None:
     feed = fl.Feed(all_kinds, 8, fields=["number"])
     begun = feed.state_dict()

@@ -153,6 +153,11 @@ def test_whatever_is_made_from_a_store_keeps_its_snapshot_from_the_collector(sto
     assert collect(store).pinned_commits == ()
 
 
+def test_only_stores_are_joined(store: Path) -> None:
+    with pytest.raises(UsageError, match=r"takes stores, as fl.Store.open\(path\) gives them; got PosixPath"):
+        fl.Store.join(fl.Store.open(store), store)
+
+
 def test_joining_compares_keys_not_only_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frostline.store.runs.key_hash", lambda key: len(key))
     monkeypatch.setattr("frostline.store.snapshot.key_hash", lambda key: len(key))

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from numbers import Integral
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +99,27 @@ def share(rows: Rows, rank: int, world_size: int) -> Rows:
 
 def count_batches(n: int, batch_size: int, *, drop_last: bool) -> int:
     return n // batch_size if drop_last else -(-n // batch_size)
+
+
+def not_whole(least: int | None = None, **given: Any) -> list[str]:
+    """Of these arguments, those that are no whole numbers, or below the least; None is taken for not given.
+
+    >>> not_whole(1, n_way=5, n_shot=0, n_query="15")
+    ['n_shot is 0; a whole number from 1', "n_query is '15'; a whole number from 1"]
+    """
+    wanted = "a whole number" + ("" if least is None else f" from {least}")
+
+    def fits(value: Any) -> bool:
+        whole = isinstance(value, Integral) and not isinstance(value, bool)
+        return whole and (least is None or int(value) >= least)
+
+    given = {name: value for name, value in given.items() if value is not None}
+    return [f"{name} is {value!r}; {wanted}" for name, value in given.items() if not fits(value)]
+
+
+def not_named(**given: Any) -> list[str]:
+    """Of these arguments, those that are no field's name."""
+    return [f"{n} is {v!r}; the name of a field" for n, v in given.items() if not isinstance(v, str)]
 
 
 def check_batch(i: int, n_batches: int, epoch: int) -> None:

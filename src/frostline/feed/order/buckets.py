@@ -18,7 +18,15 @@ import numpy as np
 
 from frostline import keyed
 from frostline.errors import UsageError
-from frostline.feed.order.base import Rows, Table, check_batch, check_batch_size, only_table
+from frostline.feed.order.base import (
+    Rows,
+    Table,
+    check_batch,
+    check_batch_size,
+    not_named,
+    not_whole,
+    only_table,
+)
 
 
 @dataclass(frozen=True)
@@ -44,11 +52,12 @@ class Buckets:
     """How far lengths may differ and still count as similar, as a fraction."""
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1 or not 0 <= self.blur <= 1:
-            raise UsageError(
-                f"Buckets(max_tokens={self.max_tokens}, blur={self.blur}): "
-                "max_tokens is at least 1, blur is from 0 to 1."
-            )
+        problems = [*not_whole(1, max_tokens=self.max_tokens), *not_whole(seed=self.seed)]
+        problems += not_named(by=self.by)
+        if not isinstance(self.blur, int | float) or not 0 <= self.blur <= 1:
+            problems.append(f"blur is {self.blur!r}; a number from 0 to 1")
+        if problems:
+            raise UsageError("Buckets(...) cannot work:", problems=problems)
 
     def over(self, tables: Mapping[str, Table], batch_size: int) -> BoundBuckets:
         check_batch_size(batch_size)

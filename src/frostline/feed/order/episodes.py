@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 
 from frostline import keyed
 from frostline.errors import UsageError
-from frostline.feed.order.base import Rows, Table, check_batch, check_batch_size, count_batches
+from frostline.feed.order.base import (
+    Rows,
+    Table,
+    check_batch,
+    check_batch_size,
+    count_batches,
+    not_named,
+    not_whole,
+)
 
 
 @dataclass(frozen=True)
@@ -45,9 +53,8 @@ class Episodes:
 
     def __post_init__(self) -> None:
         counts = {"n_way": self.n_way, "n_shot": self.n_shot, "n_query": self.n_query}
-        if self.n_episodes is not None:
-            counts["n_episodes"] = self.n_episodes
-        problems = [f"{name} is {value}; at least 1" for name, value in counts.items() if value < 1]
+        problems = not_whole(1, **counts, n_episodes=self.n_episodes) + not_whole(seed=self.seed)
+        problems += not_named(by=self.by)
         if self.support == self.query:
             problems.append(f"support and query are both called {self.query!r}")
         if problems:

@@ -18,7 +18,7 @@ import numpy as np
 
 from frostline import keyed
 from frostline.errors import UsageError
-from frostline.feed.order.base import Rows, RowSequence, Table, check_batch_size, only_table
+from frostline.feed.order.base import Rows, RowSequence, Table, check_batch_size, not_whole, only_table
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,10 @@ class Shuffle:
     """Leave out a last batch that is not full; which rows that meets changes from epoch to epoch."""
 
     def __post_init__(self) -> None:
-        if (self.block_rows is not None and self.block_rows < 1) or self.window_blocks < 1:
-            raise UsageError(
-                f"Shuffle(block_rows={self.block_rows}, window_blocks={self.window_blocks}): "
-                "both are at least 1."
-            )
+        problems = not_whole(seed=self.seed)
+        problems += not_whole(1, block_rows=self.block_rows, window_blocks=self.window_blocks)
+        if problems:
+            raise UsageError("Shuffle(...) cannot work:", problems=problems)
 
     def over(self, tables: Mapping[str, Table], batch_size: int) -> BoundShuffle | BoundBlockShuffle:
         check_batch_size(batch_size)

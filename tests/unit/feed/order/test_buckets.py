@@ -135,9 +135,10 @@ def test_only_whole_numbers_are_lengths(values) -> None:
         batches(Buckets(max_tokens=10), values)
 
 
-@pytest.mark.parametrize("options", [{"max_tokens": 0}, {"max_tokens": 8, "blur": -0.1}])
+@pytest.mark.parametrize("options", [{"max_tokens": 0}, {"max_tokens": "8"}, {"blur": -0.1}, {"by": 3}])
 def test_impossible_options_are_refused(options) -> None:
-    with pytest.raises(UsageError, match="at least 1"):
+    options = {"max_tokens": 8, **options}
+    with pytest.raises(UsageError, match=r"Buckets\(...\) cannot work:\n  - \w+ is \S+; (a|the) [\w ]+$"):
         Buckets(**options)
 
 

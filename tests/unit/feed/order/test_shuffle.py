@@ -91,7 +91,7 @@ def test_every_order_of_blocks_comes() -> None:
     assert len(seen) == 24
 
 
-@pytest.mark.parametrize("options", [{"block_rows": 0}, {"window_blocks": 0}])
+@pytest.mark.parametrize("options", [{"block_rows": 0}, {"window_blocks": 0}, {"seed": "a"}, {"seed": 1.5}])
 def test_impossible_options_are_refused(options) -> None:
-    with pytest.raises(UsageError, match="at least 1"):
+    with pytest.raises(UsageError, match=f"{next(iter(options))} is .*; a whole number"):
         Shuffle(**options)
