@@ -13,7 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from frostline.timing import Spread
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -48,6 +51,12 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def disk_bytes() -> int:
+    """What this process has read from disks, not from the page cache."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
+
+
 def device_name() -> str:
     """The GPU as it stands in the name of a result, e.g. "h200"; "cpu" where there is none."""
     import torch
@@ -69,20 +78,32 @@ def git_commit() -> str:
     )
     if head.returncode:
         return "none"
-    code = ["src", "benchmarks/*.py", "benchmarks/peers"]
+    code = ["src", "benchmarks/*.py", "benchmarks/peers", "tests/unit/profiler", "examples"]
     command = [*git, "status", "--porcelain", "--", *code]
     changed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return head.stdout.strip() + ("+" if changed.strip() else "")
 
 
-def goal(text: str, target: float, value: float, *, at_most: bool = False) -> dict[str, Any]:
-    """A goal and whether it was met: `value` has to reach `target`, or with `at_most` to stay within it."""
-    return {
-        "goal": text,
-        "target": target,
-        "value": value,
-        "met": value <= target if at_most else value >= target,
-    }
+def goal(
+    text: str,
+    target: float,
+    value: float,
+    *,
+    at_most: bool = False,
+    within: tuple[float, float] | None = None,
+) -> dict[str, Any]:
+    """A goal and whether it was met: `value` has to reach `target`, or with `at_most` to stay within it.
+
+    within: the ends of the rounds, or of an interval; the page says where the target lies between them.
+    """
+    kept = {"goal": text, "target": target, "value": value}
+    kept["met"] = value <= target if at_most else value >= target
+    return kept if within is None else kept | {"low": within[0], "high": within[1]}
+
+
+def goal_over(text: str, target: float, found: Spread) -> dict[str, Any]:
+    """A goal for a ratio: its median has to reach the target."""
+    return goal(text, target, found.median, within=(found.low, found.high))
 
 
 Interval = tuple[float, float, float]
@@ -90,24 +111,24 @@ Interval = tuple[float, float, float]
 
 
 def typical_ratio(a: Sequence[float], b: Sequence[float]) -> Interval:
-    """a over b by pairs: their geometric mean without the outermost tenths.
+    """a over b by pairs: their geometric mean without the outermost fiftieths.
 
-    For many short turns on a host that changes its pace by itself. Not the median: where some turns have more
-    to do (those that also log), they are some of them.
+    For many short turns on a host that changes its pace by itself. Not the median, nor without the outermost
+    tenths: where a tenth of the turns has more to do (those that also log), these would be left out.
     """
     value, low, high = typical_difference([math.log(x) for x in a], [math.log(x) for x in b])
     return math.exp(value), math.exp(low), math.exp(high)
 
 
 def typical_difference(a: Sequence[float], b: Sequence[float]) -> Interval:
-    """a minus b by pairs: their mean without the outermost tenths."""
+    """a minus b by pairs: their mean without the outermost fiftieths."""
     import numpy as np
 
     apart = np.asarray(a) - np.asarray(b)
 
     def middle(values: Any) -> Any:
         values = np.sort(values, axis=-1)
-        cut = values.shape[-1] // 10
+        cut = values.shape[-1] // 50
         return values[..., cut : values.shape[-1] - cut].mean(-1)
 
     drawn = np.random.default_rng(0).choice(apart, (4000, len(apart)))

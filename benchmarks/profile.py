@@ -178,11 +178,13 @@ def recipe(device: str, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def judge_plants(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = {plant.name for plant in here()}
+    rows = [row for row in rows if row["script"] in names]  # others were planted once
     apart = [abs(row["reconciled"]) for row in rows if row.get("reconciled") is not None]
     timing = ("rows and pass A differ", "preparation:", "waiting for", "bound of", "the frozen part's")
     seen = [row["script"] for row in rows if all(text.startswith(timing) for text in row["wrong"])]
     return [
-        goal("planted causes found, share of the scripts", 1.0, len(seen) / len(here())),
+        goal("planted causes found, share of the scripts", 1.0, len(seen) / len(names)),
         goal("rows against the wall clock, the worst script", 0.05, max(apart, default=1.0), at_most=True),
         goal("scripts with a figure beyond its limit", 0, sum(bool(r["wrong"]) for r in rows), at_most=True),
     ]
@@ -190,9 +192,12 @@ def judge_plants(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def judge_cost(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
-        goal(f"cost of profiling, {c['script']}, share of the step", 0.03, c["cost"], at_most=True)
+        goal(
+            f"cost of profiling, {c['script']}, share of the step", 0.03, c["cost"], at_most=True,
+            within=(c["low"], c["high"]),
+        )
         for c in rows
-    ]
+    ]  # fmt: skip
 
 
 def judge_gain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -285,7 +285,10 @@ def overhead(found: Turns) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         rows.append({"what": f"{what}, % of a step (95 % interval)", "ms": 100 * value, "low": 100 * low,
                      "high": 100 * high})  # fmt: skip
     aim = 0.01 if CUDA else 0.02
-    goals = [goal(f"{what}, share of the step", aim, s[0], at_most=True) for what, s in shares.items()]
+    goals = [
+        goal(f"{what}, share of the step", aim, value, at_most=True, within=(low, high))
+        for what, (value, low, high) in shares.items()
+    ]
     return rows, goals
 
 
@@ -312,7 +315,8 @@ def from_feed(rounds: int, folder: Path, n_rows: int) -> tuple[list[dict[str, An
     rows.append({"what": "from a feed over one batch kept (95 % interval)", "share": share, "low": low,
                  "high": high})  # fmt: skip
     batches.close()
-    return rows, [goal("training from a feed of 6 MB rows, share of one batch that stays", 0.97, share)]
+    text = "training from a feed of 6 MB rows, share of one batch that stays"
+    return rows, [goal(text, 0.97, share, within=(low, high))]
 
 
 def sixteen(model: nn.Module, batch: Batch) -> Tensor:

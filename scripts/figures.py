@@ -66,6 +66,10 @@ def _goals(found: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> str:
         below = goal["value"] < goal["target"] if goal["met"] else goal["value"] > goal["target"]
         met = "" if goal["met"] else "**not met**"
         value = f"[{figure(goal['value'])}](benchmarks/results/{name}.json)"
+        if "low" in goal:
+            value += f" ({figure(goal['low'])} to {figure(goal['high'])})"
+            if goal["met"] and goal["low"] < goal["target"] < goal["high"]:
+                met = "by its middle only"
         lines.append(f"| {where} | {'at most ' if below else ''}{figure(goal['target'])} | {value} | {met} |")
     return "\n".join(lines)
 

@@ -43,7 +43,7 @@ _MODULES = (
     pt_files, numpy_memmap, tensor_dict, lit_data, mosaic, web_dataset, hf_datasets, lance_table, zarr_array,
 )  # fmt: skip
 PEERS: dict[str, Peer] = {peer.name: peer for module in _MODULES for peer in module.PEERS}
-PICKS: dict[str, Peer] = {peer.name: peer for peer in safe_slice.PEERS}
+PICKS: dict[str, Peer] = {peer.name: peer for module in (safe_slice, numpy_memmap) for peer in module.PICKS}
 
 __all__ = [
     "IN_PROCESS",

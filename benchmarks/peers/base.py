@@ -31,6 +31,8 @@ PREFETCH_FACTOR = 2
 """Batches in flight per worker: torch's default. 4 was within the noise, and doubles the shared memory."""
 
 IN_PROCESS = "one process"
+PICKED = 8
+"""Frames that are read where only some are."""
 OWN_LOADER = "as people run it"
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .base import IN_PROCESS, OWN_LOADER, InProcess, Layout, Peer, by_batch, by_row
+from .base import IN_PROCESS, OWN_LOADER, PICKED, InProcess, Layout, Peer, by_batch, by_row
 
 
 def prepare(folder: Path, rows: Iterable[Tensor], layout: Layout) -> None:
@@ -58,6 +58,20 @@ def batched_loader(folder: Path, layout: Layout, batch_size: int, workers: int) 
     return InProcess(layout.n, batch_size, read)
 
 
+def frames_loader(folder: Path, layout: Layout, batch_size: int, workers: int) -> Iterable[Tensor]:
+    """8 frames of each row, straight into their place in one batch."""
+    rows = Rows(folder, layout).rows
+
+    def read(picked: Tensor) -> Tensor:
+        out = np.empty((len(picked), PICKED, *layout.shape[1:]), rows.dtype)
+        for at, row in enumerate(picked.tolist()):
+            frames = torch.randperm(layout.shape[0])[:PICKED].sort().values.numpy()
+            np.take(rows[row], frames, axis=0, out=out[at])
+        return layout.from_stored(torch.from_numpy(out))
+
+    return InProcess(layout.n, batch_size, read)
+
+
 _BY_ROW = "one .npy memmap, a row at a time, DataLoader shuffle, "
 _BATCHED = "one .npy memmap, a whole batch by one index, "
 PEERS = [
@@ -71,5 +85,13 @@ PEERS = [
         ("memmap-batched-w0", 0, batched_loader, _BATCHED + "ndarray.take in one process; bf16 as int16"),
         ("memmap-batched-w2", 2, batched_loader,
          _BATCHED + "DataLoader + BatchSampler, 2 persistent workers, prefetch 2; bf16 as int16"),
+    )
+]  # fmt: skip
+PICKS = [
+    Peer(
+        name="memmap-frames", format="memmap", package="numpy", module="numpy", workers=0, way=IN_PROCESS,
+        write=prepare, open=frames_loader,
+        settings="one .npy memmap, np.take: 8 frames at random (sorted) into their place in the batch, "
+        "one process",
     )
 ]  # fmt: skip

@@ -8,9 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .base import IN_PROCESS, InProcess, Layout, Peer
-
-PICKED = 8
+from .base import IN_PROCESS, PICKED, InProcess, Layout, Peer
 
 
 def prepare(folder: Path, rows: Iterable[Tensor], layout: Layout) -> None:
@@ -39,7 +37,7 @@ def loader(folder: Path, layout: Layout, batch_size: int, workers: int) -> Itera
     return InProcess(layout.n, batch_size, read)
 
 
-PEERS = [
+PICKS = [
     Peer(
         name="safetensors-slice", format="safetensors", package="safetensors", module="safetensors",
         workers=0, way=IN_PROCESS, write=prepare, open=loader,

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from . import PEERS, PICKS
-from .base import Peer
+from .base import PICKED, Peer
 from .measure import Kind, row_numbers, with_number
-from .safe_slice import PICKED
 
 TINY = {
     "clip": Kind(70, (24, 40, 48), torch.bfloat16, 8),  # 92 KB: large enough for zarr's path for large rows

@@ -305,16 +305,16 @@ def load(path: Path, *, check: bool = True, only: Iterable[str] | None = None) -
 
 
 def _read(folder: Path, files: Mapping[str, list[File]], check: bool) -> dict[str, dict[str, Tensor]]:
-    """Every file, in threads; all that is wrong is gathered before any of it is told."""
+    """Every file, by several threads; all that is wrong is gathered before any of it is told."""
     tasks = [(group, file) for group, some in files.items() for file in some]
     begun = [_tried(partial(_begun, folder, file)) for _, file in tasks]
     _refuse(folder, begun)
 
-    def finish(i: int) -> Any:
-        return _tried(partial(begun[i].finish, tasks[i][1].xxh3 if check else None))
-
-    with ThreadPoolExecutor(min(_THREADS, max(1, len(tasks)))) as pool:
-        read = list(pool.map(finish, range(len(tasks))))
+    with ThreadPoolExecutor(tensorfile.THREADS) as pool:
+        read = [
+            _tried(partial(one.finish, file.xxh3 if check else None, pool))
+            for one, (_, file) in zip(begun, tasks, strict=True)
+        ]
     _refuse(folder, read)
     groups: dict[str, dict[str, Tensor]] = {group: {} for group in files}
     for (group, _), tensors in zip(tasks, read, strict=True):
