@@ -128,3 +128,30 @@ class Batch(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Batch, (dict(self), None if self._keys is None else self.keys_of_rows))
+
+
+def handed(batch: Batch) -> Batch:
+    """The same rows for a loss that may take fields out, or put others in: the step may need it again."""
+    fields = {name: handed(value) if isinstance(value, Batch) else value for name, value in batch.items()}
+    return Batch(fields, batch._keys)
+
+
+def copied(batch: Batch) -> Batch:
+    """In memory of its own, for a loss that writes into it, as one that masks tokens does."""
+    fields: dict[str, Any] = {}
+    for name, value in batch.items():
+        if isinstance(value, Batch):
+            value = copied(value)
+        elif isinstance(value, Ragged):
+            value = Ragged(value.values.clone(), value.offsets)
+        fields[name] = value.clone() if isinstance(value, Tensor) else value
+    return Batch(fields, batch._keys)
+
+
+def written(batch: Batch) -> bool:
+    """Whether something was written into a batch that was copied; parts of it count as they share memory."""
+    held = (value.values if isinstance(value, Ragged) else value for value in batch.values())
+    return any(
+        written(value) if isinstance(value, Batch) else isinstance(value, Tensor) and value._version > 0
+        for value in held
+    )

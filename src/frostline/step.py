@@ -7,19 +7,18 @@ fit into memory is tried again in smaller parts: the same rows, the same update.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from fnmatch import fnmatch
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from frostline.batch import Batch, Ragged
+from frostline.batch import Batch, copied, handed, written
 from frostline.errors import CompileFailed, OutOfMemory, UsageError
 from frostline.ranks import Alone, Ranks
-from frostline.rewind import Buffers, Extra
+from frostline.rewind import Attributes, Extra, Kept, Weights
 from frostline.rewind import Moment as Moment
 from frostline.scaling import Scaler
 from frostline.training import Training
@@ -63,8 +62,22 @@ class Step:
         self._note, self._strict = note, strict
         self._called: nn.Module = torch.compile(model) if training.compile else model  # type: ignore[assignment]
         self.scaler = Scaler(self.device) if training.precision == "fp16" else None
-        self._buffers = _Kept(model, optimizer, training.unused)
+        self._buffers = Kept(model, optimizer, training.unused)
         self._update = Update(optimizer, clip=training.clip, scaler=self.scaler)
+        self.built = {parameter: parameter.requires_grad for parameter in model.parameters()}
+        """Which parameters trained when it was made: a model may change that on its way."""
+        self.buffers = frozenset(
+            f"{prefix}.{name}" if prefix else name
+            for prefix, module in model.named_modules()
+            for name, _ in module._buffers.items()
+        )
+        """Names of the buffers that it had a place for then."""
+        self._rehearsed = False
+        self._writes = False
+        """Whether a rehearsal saw the loss write into its batch: every try gets a copy then."""
+        self._weights = {parameter.untyped_storage().data_ptr() for parameter in self._update.parameters}
+        self._given: dict[str, int] = {}
+        """Rows that the figures of the last pass are means over: a part may lack one."""
 
     def __call__(self, batch: Batch, *, norm: bool = False) -> Figures:
         """Forward, backward, update. Figures are 0-dim tensors on the device, means over the rows.
@@ -107,12 +120,18 @@ class Step:
 
     def rehearse(self, batch: Batch) -> Figures:
         """Forward and backward without an update: everything is afterwards as it was. For warming up."""
-        moment, extra = Moment(self.device), Extra(self.model)
+        moment, attributes, extra = Moment(self.device), Attributes(self.model), Extra(self.model)
+        weights = Weights([p for p in self._update.parameters if p.requires_grad and not self._rehearsed])
         self._buffers.keep()
         while True:
-            figures, error = self._tried(_copied(batch), batch.n_rows, moment)
+            mine = copied(batch)
+            figures, error = self._tried(mine, batch.n_rows, moment)
+            self._writes = self._writes or written(mine)
+            attributes.restore()
             self._rewind(moment)
             extra.restore()
+            self._buffers.follow(weights.restore(self._ranks))
+            self._rehearsed = True
             if self._ranks.agree(fits=error is None, rows=0)[0]:
                 return figures
             self._smaller(batch.n_rows, error)
@@ -122,7 +141,7 @@ class Step:
 
         Never compiled: torch.compile may give up on code for good that leaves a graph in evaluations only.
         """
-        return _detached(self._forward(_handed(batch), self.model))
+        return _detached(self._forward(handed(batch), self.model))
 
     # gradients
 
@@ -134,7 +153,7 @@ class Step:
         error: BaseException | None = None
         try:
             with _multiplying(self.training.precision):
-                return self._gradients(batch, rows), None
+                return self._gradients(copied(batch) if self._writes else batch, rows), None
         except Exception as e:
             if not self._runs_without(e):
                 if not _is_memory(e):
@@ -155,21 +174,33 @@ class Step:
 
     def _gradients(self, batch: Batch, rows: int) -> Figures:
         total: Figures = {}
+        given: dict[str, int] = {}
         for part in self._parts(batch, rows):
-            share = part.n_rows / rows
+            n = part.n_rows  # asked before the loss, which may take fields out
+            share = n / rows
             figures = self._forward(part, self._called)
             loss = figures["loss"] if share == 1 else figures["loss"] * share
             (loss if self.scaler is None else loss * self.scaler.scale).backward()  # type: ignore[no-untyped-call]
             for name, value in figures.items():
-                held = value.detach() if share == 1 else value.detach() * share
+                held = self._held(value) if share == 1 else value.detach() * share
                 total[name] = held if name not in total else total[name] + held
-        return total
+                given[name] = given.get(name, 0) + n
+        self._given = given
+        return {
+            name: value if given[name] == rows else value * (rows / given[name])
+            for name, value in total.items()
+        }
+
+    def _held(self, value: Tensor) -> Tensor:
+        """A figure as it is now: one that is a weight itself, as a temperature may be, is about to change."""
+        is_weight = value.untyped_storage().data_ptr() in self._weights
+        return value.detach().clone() if is_weight else value.detach()
 
     def _parts(self, batch: Batch, rows: int) -> Iterator[Batch]:
         """As few as do, and of even size: a last one of a single row is none that batch norm takes."""
         size = self.microbatch or rows
         if size >= rows:
-            return iter([_handed(batch)] if rows else [])
+            return iter([handed(batch)] if rows else [])
         n = -(-rows // size)
         bounds = [-(-rows * i // n) for i in range(n + 1)]
         return (batch.part(start, stop) for start, stop in pairwise(bounds))
@@ -200,7 +231,8 @@ class Step:
         lacks = isinstance(loss, Tensor) and torch.is_grad_enabled() and not loss.requires_grad
         if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex() or lacks:
             raise UsageError(_no_loss(result, loss))
-        if problems := [wrong for name, value in found.items() if (wrong := _no_figure(name, value))]:
+        taken = _TAKEN if self.scaler is None else _TAKEN | {"scale"}
+        if problems := [wrong for name, value in found.items() if (wrong := _no_figure(name, value, taken))]:
             raise UsageError(
                 "The workload's loss function returned figures that cannot be logged; expected one number "
                 "each under a name of its own, in a tensor or as it is. Take its mean, or leave it out:",
@@ -224,79 +256,36 @@ class Step:
         self.microbatch = (size + 1) // 2
         what = str(error).splitlines()[0] if error else "on another rank"
         self._note(
-            f"out of memory with {size} rows a pass ({what}): {self.microbatch} from now on; the batch and "
-            f"its update stay the same"
+            f"out of memory with {size} rows a pass ({what}): {self.microbatch} from now on; the batch stays "
+            f"the same, and so does its update where the loss is a mean over rows"
         )
 
     def _add_up(self, figures: Figures, rows: int, all_rows: int) -> None:
         """Means over a rank's rows become means over all rows, of gradients and figures alike."""
         if any(p.grad is not None and p.grad.is_sparse for p in self._update.parameters):
             raise UsageError(_SPARSE)
-        told = self._ranks.gather([[int(p.grad is not None) for p in self._update.parameters], [*figures]])
+        grads = [int(p.grad is not None) for p in self._update.parameters]
+        told = self._ranks.gather([grads, self._given, self._buffers.stirred()])
         anywhere = [any(flags) for flags in zip(*(one[0] for one in told), strict=True)]
         for parameter, has_one in zip(self._update.parameters, anywhere, strict=True):
             if parameter.grad is None and has_one:
                 parameter.grad = torch.zeros_like(parameter)
-        if not rows:  # a short last batch has nothing for this rank: zeros join the sums
-            names = max((one[1] for one in told), key=len)
-            figures |= {name: torch.zeros((), device=self.device) for name in names}
-        values = torch.stack([value.float() for value in figures.values()])
-        tensors = [values, *(p.grad for p in self._update.parameters if p.grad is not None)]
-        torch._foreach_mul_(tensors, rows / all_rows)
-        self._ranks.add_up(tensors)
-        figures |= dict(zip(figures, values.unbind(), strict=True))
+        # a short last batch has nothing for some rank, and a figure may be that of some ranks only
+        over = {name: sum(one[1].get(name, 0) for one in told) for one in told for name in one[1]}
+        mine, none = self._given, torch.zeros((), device=self.device)
+        values = torch.stack(
+            [
+                figures[n].float() * (mine[n] / rows_of_n) if n in mine else none
+                for n, rows_of_n in over.items()
+            ]
+        )
+        gradients = [p.grad for p in self._update.parameters if p.grad is not None]
+        torch._foreach_mul_(gradients, rows / all_rows)
+        self._ranks.add_up([values, *gradients])
+        figures |= dict(zip(over, values.unbind(), strict=True))
+        self._buffers.watch({i for one in told for i in one[2]})
         # one model, also in what no gradient reaches
         self._ranks.copy_first([*self._buffers.tensors(), *self._buffers.followers])
-
-
-class _Kept(Buffers):
-    """The buffers, and parameters that follow others instead of training, as an EMA teacher does.
-
-    They are what `unused` names and the optimiser does not train. A first pass would not show them: a teacher
-    that begins as a copy of its student does not move in it.
-    """
-
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, unused: Sequence[str]) -> None:
-        super().__init__(model)
-        trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-        self.followers: list[Tensor] = [
-            parameter
-            for name, parameter in model.named_parameters()
-            if id(parameter) not in trained and any(fnmatch(name, pattern) for pattern in unused)
-        ]
-        self._before: list[Tensor] = []
-
-    def keep(self) -> None:
-        super().keep()
-        with torch.no_grad():
-            if not self._before:
-                self._before = [follower.clone() for follower in self.followers]
-            elif self.followers:
-                torch._foreach_copy_(self._before, self.followers)
-
-    def restore(self, where: Tensor | None = None) -> None:
-        super().restore(where)
-        with torch.no_grad():
-            for follower, before in zip(self.followers, self._before, strict=True):
-                follower.copy_(before if where is None else torch.where(where.bool(), before, follower))
-
-
-def _handed(batch: Batch) -> Batch:
-    """The same rows for a loss that may take fields out, or put others in: the step may need it again."""
-    fields = {name: _handed(value) if isinstance(value, Batch) else value for name, value in batch.items()}
-    return Batch(fields, batch._keys)
-
-
-def _copied(batch: Batch) -> Batch:
-    """In memory of its own, for a loss that writes into it, as one that masks tokens does."""
-    fields: dict[str, Any] = {}
-    for name, value in batch.items():
-        if isinstance(value, Batch):
-            value = _copied(value)
-        elif isinstance(value, Ragged):
-            value = Ragged(value.values.clone(), value.offsets)
-        fields[name] = value.clone() if isinstance(value, Tensor) else value
-    return Batch(fields, batch._keys)
 
 
 def _resting(module: nn.Module, before: str) -> Iterator[tuple[str, nn.Module]]:
@@ -357,11 +346,11 @@ def _no_loss(result: Any, loss: Any) -> str:
     return f"The workload's loss function returned {got}; {expected}."
 
 
-def _no_figure(name: Any, value: Any) -> str | None:
+def _no_figure(name: Any, value: Any, taken: frozenset[str]) -> str | None:
     """What is wrong with a figure beside the loss; None where it is one number."""
     if not isinstance(name, str):
         return f"{name!r} is {type(name).__name__}; a name is a text"
-    if name in _TAKEN:
+    if name in taken:
         return f"{name!r} is what every line has already: call it otherwise"
     if isinstance(value, Tensor):
         fault = f"has shape {list(value.shape)}" if value.numel() != 1 else "is complex"

@@ -182,6 +182,14 @@ def test_a_damaged_result_is_made_again_with_a_word(
     assert go(experiment, tmp_path / "run").found == 1
 
 
+def test_tensors_whose_places_are_spelled_alike_are_kept_apart(tmp_path: Path) -> None:
+    given = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}, "c": [torch.zeros(1)], "c[0]": torch.ones(1)}
+    for _ in range(2):
+        torch.testing.assert_close(
+            go(lambda ctx: ctx.once("u", lambda: given), tmp_path / "run").value, given
+        )
+
+
 def test_tensors_of_a_result_that_was_replaced_are_removed(tmp_path: Path) -> None:
     for n in (1, 2):
         experiment = lambda ctx, n=n: ctx.once("it", lambda: torch.full((n,), n), of={"n": n})  # noqa: E731

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from frostline.ranks import Alone
-from frostline.rewind import Buffers, Extra, Moment
+from frostline.rewind import Attributes, Buffers, Extra, Moment
 
 CPU = torch.device("cpu")
 
@@ -158,3 +158,75 @@ def test_extra_state_goes_back_as_often_as_it_is_wanted() -> None:
         model[0].seen.append(1)
         kept.restore()
         assert model[0].seen == []
+
+
+def test_buffers_that_begin_to_move_later_are_kept_from_the_step_after() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3).eval(), Model())
+    model[1].register_buffer("longest", torch.zeros(1))
+    buffers = Buffers(model)
+    buffers.keep()
+    model[1](torch.randn(4, 3))
+    buffers.look(Alone())
+    kept = len(buffers.tensors())
+    del model[1].longest
+    buffers.look(Alone())
+    assert len(buffers.tensors()) == kept  # nothing moved
+    model[0].train()
+    model[0](torch.randn(4, 3))  # its statistics move unseen, its counter does not
+    model[1].fixed = torch.ones(2)
+    buffers.look(Alone())
+    assert len(buffers.tensors()) == kept + 4
+    buffers.keep()
+    before = buffers_of(model)
+    model(torch.full((4, 3), torch.nan))
+    model[1].fixed.add_(1)
+    buffers.restore()
+    assert equal(before, buffers_of(model))
+
+
+def test_a_cache_that_grew_is_left() -> None:
+    """The model may know from elsewhere how long it is."""
+    model = nn.Module()
+    model.register_buffer("cache", torch.zeros(2), persistent=False)
+    model.register_buffer("later", None, persistent=False)
+    buffers = Buffers(model)
+    for where in (None, torch.tensor(1.0)):
+        buffers.keep()
+        model.cache, model.later = torch.ones(3), torch.ones(1)
+        buffers.restore(where)
+        assert (len(model.cache), model.later) == (3, torch.ones(1))
+        model.cache, model.later = torch.zeros(2), None
+    buffers.keep()
+    model.cache += 1
+    buffers.restore()
+    assert model.cache.tolist() == [0.0, 0.0]
+
+
+def test_a_buffer_of_a_graph_does_not_hold_on_to_it() -> None:
+    """As one in which a model leaves a part of its loss."""
+    model = nn.Linear(2, 1)
+    model.register_buffer("aside", torch.zeros(()))
+    buffers = Buffers(model)
+    for _ in range(3):
+        buffers.keep()
+        model.aside = model(torch.ones(1, 2)).sum()
+        buffers.look(Alone())
+    assert [kept.grad_fn for kept in buffers._kept if kept is not None] == [None]
+
+
+def test_attributes_of_modules_go_back_but_no_part_goes_away() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.cache, model.seen, model.first = {"a": 1}, [1], None
+    kept, hook = Attributes(model), torch.zeros(1)
+    for _ in range(2):
+        model.cache["b"], model.first, model.flag = 2, hook, True
+        model.seen.append(2)
+        model[0].register_forward_hook(lambda *given: None)
+        model.register_buffer("mean", torch.zeros(1), persistent=False)
+        model.add_module("late", nn.Linear(1, 1))
+        kept.restore()
+        assert (model.cache, model.seen, model.first) == ({"a": 1}, [1], None)
+        assert not hasattr(model, "flag")
+        assert not model[0]._forward_hooks
+        assert [*model.named_buffers()] == []
+        assert model.late.weight is not None

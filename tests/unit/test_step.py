@@ -652,3 +652,173 @@ def test_what_a_loss_took_out_of_its_batch_is_there_when_it_is_tried_again(
         assert math.isfinite(float(call(step, batch)["loss"]))
         assert len(told) == (call is Step.__call__)
         assert batch.n_rows == 4  # a mean over batches is weighted by it
+
+
+def test_what_a_loss_wrote_into_its_batch_is_not_there_when_it_is_tried_again() -> None:
+    full = True
+
+    def writing_and_full(model: nn.Module, batch: Batch) -> Tensor:
+        nonlocal full
+        batch["x"].mul_(0.5)
+        if batch.n_rows > 3 and full:
+            full = False
+            raise torch.OutOfMemoryError("planted")
+        return loss(model, batch)["loss"]
+
+    ours, theirs = net(), net()
+    step = Step(ours, writing_and_full, adamw(ours), training=Training(), note=lambda text: None)
+    plain = Step(theirs, writing_and_full, adamw(theirs), training=Training(microbatch=3))
+    full = False
+    step.rehearse(batch_of(6, 0))  # shows that it writes
+    plain(batch_of(6, 0))
+    full = True
+    step(batch_of(6, 0))
+    assert step.microbatch == 3
+    assert same(ours, theirs)
+
+
+def test_a_figure_that_some_parts_lack_is_the_mean_of_those_that_have_it() -> None:
+    def of_some(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        first = {"first": torch.tensor(8.0)} if "k0" in batch.keys_of_rows else {}
+        return loss(model, batch) | first
+
+    for microbatch in (None, 4, 2):
+        model = net()
+        step = Step(model, of_some, adamw(model), training=Training(microbatch=microbatch))
+        assert float(step(batch_of(6, 0))["first"]) == 8.0
+
+
+def test_a_figure_that_is_a_weight_is_that_of_before_the_update_however_the_batch_is_split() -> None:
+    def with_bias(model: Any, batch: Batch) -> dict[str, Tensor]:
+        return loss(model, batch) | {"bias": model.head.bias, "again": model.head.bias.detach()[0]}
+
+    for microbatch in (None, 3):
+        model = net()
+        before = model.head.bias.item()
+        step = Step(model, with_bias, adamw(model), training=Training(microbatch=microbatch))
+        figures = step(batch_of(6, 0))
+        assert model.head.bias.item() != before
+        assert (float(figures["bias"]), float(figures["again"])) == (before, before)
+
+
+def test_the_scale_of_fp16_is_no_name_for_another_figure() -> None:
+    def scaled(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return loss(model, batch) | {"scale": torch.tensor(7.0)}
+
+    model = net()
+    assert float(Step(model, scaled, adamw(model), training=Training())(batch_of(4, 0))["scale"]) == 7.0
+    with pytest.raises(UsageError, match="'scale' is what every line has already"):
+        Step(model, scaled, adamw(model), training=Training(precision="fp16"))(batch_of(4, 0))
+
+
+class Fitted(Net):
+    """Takes a mean from its first batch, and knows that in an attribute; and a cache with its length."""
+
+    mean: Tensor
+    cache: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(5))
+        self.register_buffer("cache", torch.ones(1), persistent=False)
+        self.fitted, self.length = False, 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.fitted:
+            self.mean.copy_(x.mean(0))
+            self.fitted = True
+        if len(x) > self.length:
+            self.cache, self.length = torch.full((len(x),), 0.5), len(x)
+        return super().forward(x - self.mean) * self.cache[: len(x), None]
+
+
+def test_a_rehearsal_leaves_no_flag_that_says_of_a_buffer_what_is_not_so() -> None:
+    torch.manual_seed(0)
+    ours = Fitted()
+    theirs = copy.deepcopy(ours)
+    rehearsed, plain = step_of(ours), step_of(theirs)
+    rehearsed.rehearse(batch_of(6, 5))
+    assert (ours.fitted, ours.length, len(ours.cache)) == (False, 1, 1)
+    rehearsed(batch_of(6, 0))
+    plain(batch_of(6, 0))
+    assert same(ours, theirs)
+    assert torch.equal(ours.mean, batch_of(6, 0)["x"].mean(0))
+
+
+class Warmed(Net):
+    """Its mean begins to follow in the third pass."""
+
+    passes: Tensor
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        if self.passes > 2:
+            self.mean.lerp_(x.detach().mean(0), 0.5)
+        return super().forward(x - self.mean)
+
+
+def test_a_buffer_that_begins_to_move_later_is_put_back_by_a_step_that_is_skipped() -> None:
+    torch.manual_seed(0)
+    model = Warmed()
+    step = step_of(model)
+    for seed in range(4):
+        step(batch_of(6, seed))
+    before, poisoned = copy.deepcopy(model), batch_of(6, 4)
+    poisoned["x"][2] = float("nan")
+    assert float(step(poisoned)["bad"]) == 1
+    assert bool(before.mean.any())
+    assert same(model, before)
+
+
+class Shrinking(Net):
+    """Writes a weight of its own before each pass, as one that normalises its prototypes does."""
+
+    by_data = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            if self.by_data:
+                self.head.weight.data = self.head.weight.data * 0.5
+            else:
+                self.head.weight.mul_(0.5)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("by_data", [False, True], ids=["in place", "data"])
+def test_weights_that_a_pass_writes_are_put_back_too(by_data: bool) -> None:
+    def made(given: Callable[..., Any] = loss, **settings: Any) -> tuple[Shrinking, Step]:
+        torch.manual_seed(0)
+        model = Shrinking()
+        model.by_data = by_data
+        return model, Step(model, given, adamw(model), training=Training(**settings), note=lambda text: None)
+
+    (ours, step), (theirs, plain) = made(), made()
+    for _ in range(2):
+        step.rehearse(batch_of(6, 0))
+        assert same(ours, theirs)
+    for seed in range(2):
+        step(batch_of(6, seed))
+        plain(batch_of(6, seed))
+    assert same(ours, theirs)
+    before, poisoned = copy.deepcopy(ours), batch_of(6, 2)
+    poisoned["x"][2] = float("nan")
+    assert float(step(poisoned)["bad"]) == 1
+    assert same(ours, before)
+    most = 6
+
+    def sometimes_full(model: nn.Module, batch: Batch) -> Any:
+        return limited(most)(model, batch)
+
+    (ours, step), (theirs, plain) = made(sometimes_full), made(microbatch=3)
+    step.rehearse(batch_of(6, 0))
+    most = 3
+    step(batch_of(6, 0))
+    plain(batch_of(6, 0))
+    assert step.microbatch == 3
+    assert same(ours, theirs)

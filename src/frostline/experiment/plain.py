@@ -129,6 +129,8 @@ def _encoded(value: Any, place: str, tensors: dict[str, Tensor], problems: list[
             problems.append(f"{place} is an array of {value.dtype}: {e}")
             return None
     if isinstance(value, Tensor):
+        while place in tensors:  # {"a.b": …, "a": {"b": …}}
+            place += "~"
         tensors[place] = value.detach().cpu().clone()  # of its own: what is kept must not change later
         return {_TENSOR: place}
     if isinstance(value, list | tuple):

@@ -84,13 +84,17 @@ class Supply:
             epoch, cursor = epoch + 1, 0
         return {"version": 1, "epoch": epoch, "cursor": cursor, **self._identity}
 
+    def differences(self, state: Mapping[str, Any]) -> list[str]:
+        """How the data and its order differ from those that `state` was taken of."""
+        mine = self._identity.items()
+        return [f"{k}: then {state.get(k)!r}, now {v!r}" for k, v in mine if state.get(k) != v]
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where `state` was taken, also with another number of ranks."""
         whole = all(type(state.get(k)) is int and state[k] >= 0 for k in ("epoch", "cursor"))
         if state.get("version") != 1 or not whole:
             raise FeedError(f"This is no state of a supply of this version: {dict(state)!r}.")
-        mine = self._identity.items()
-        differ = [f"{k}: then {state.get(k)!r}, now {v!r}" for k, v in mine if state.get(k) != v]
+        differ = self.differences(state)
         if differ and state["cursor"]:
             raise FeedError(
                 "This state cannot be continued in the middle of an epoch, the data or its order changed: "

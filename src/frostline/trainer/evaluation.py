@@ -1,4 +1,4 @@
-"""Evaluation that training does not notice: eval mode; gradients, every generator and flag put back."""
+"""Evaluation that training does not notice: eval mode; gradients, buffers, generators and flags put back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from frostline.batch import Batch
+from frostline.batch import Batch, copied
 from frostline.errors import UsageError
-from frostline.rewind import Moment
+from frostline.ranks import Alone
+from frostline.rewind import Buffers, Extra, Moment
 from frostline.step import Step
 from frostline.supply import Supply
 from frostline.workload import Workload
@@ -81,12 +82,12 @@ def _takes_step(function: Callable[..., Any]) -> bool:
 def _mean_loss(step: Step, supply: Supply) -> dict[str, float]:
     """The loss's figures, weighted by rows; read from the device once."""
     totals: dict[str, Any] = {}
-    rows = 0
+    rows: dict[str, int] = {}  # of each: a batch may lack a figure
     for batch in supply:
         for name, value in step.figures(batch).items():
             totals[name] = totals.get(name, 0.0) + value.double() * batch.n_rows
-        rows += batch.n_rows
-    return {name: float(value) / rows for name, value in totals.items()} if rows else {"loss": math.nan}
+            rows[name] = rows.get(name, 0) + batch.n_rows
+    return {name: float(value) / rows[name] for name, value in totals.items()} or {"loss": math.nan}
 
 
 def check(workload: Workload, step: Step, batch: Batch, figures: Mapping[str, float]) -> None:
@@ -94,7 +95,7 @@ def check(workload: Workload, step: Step, batch: Batch, figures: Mapping[str, fl
     problems = []
     for one in workload.checks:
         with undisturbed(step.model, step.device, eval=False):
-            wrong = one(step.model, batch, dict(figures))
+            wrong = one(step.model, copied(batch), dict(figures))
         if wrong:
             problems.append(f"{getattr(one, '__name__', 'check')}: {wrong}")
     if problems:
@@ -114,12 +115,14 @@ def _as_in_training(step: Step) -> Iterator[None]:
 def undisturbed(model: nn.Module, device: torch.device, *, eval: bool = True) -> Iterator[None]:
     """No gradients, and eval mode (unless eval=False); afterwards all is as it was.
 
-    All: modes, generators, and the parameters' gradients, whatever a backward pass within has left there.
+    All: modes, generators, buffers, extra state, which parameters train, and their gradients, whatever a
+    backward pass within has left there.
     """
     modes = {module: module.training for module in model.modules()}
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    moment = Moment(device)
-    for parameter, _ in gradients:
+    parameters = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]
+    moment, buffers, extra = Moment(device), Buffers(model), Extra(model)
+    buffers.keep()
+    for parameter, *_ in parameters:
         parameter.grad = None
     if eval:
         model.eval()
@@ -127,8 +130,12 @@ def undisturbed(model: nn.Module, device: torch.device, *, eval: bool = True) ->
         with torch.no_grad():
             yield
     finally:
+        buffers.look(Alone())  # others are not written, so that the step goes on to see who does
+        buffers.restore()
         for module, mode in modes.items():
             module.training = mode
-        for parameter, gradient in gradients:
+        for parameter, gradient, trains in parameters:
             parameter.grad = gradient
+            parameter.requires_grad = trains
+        extra.restore()
         moment.restore()

@@ -105,7 +105,7 @@ class Loop:
         state = loaded.state
         note = moment.restore(self.step, loaded, self.p.ranks)
         self.p.supply.load_state_dict(state["supply"])
-        self.at, self.best = loaded.step, self._better(state["best"])
+        self.at, self.best = loaded.step, self._better(state)
         self._elapsed_before = state["elapsed_s"]
         self._over = self._hours_left() == 0
         self._skipped.load(state["bad"])
@@ -116,6 +116,8 @@ class Loop:
             self.p.checkpoints.name_again(loaded.path, state["names"])
         if note:
             self.p.progress.note(note)
+        if told := self.p.supply.differences(state["supply"]):
+            self.p.progress.note(f"from this epoch on with other data, or another order: {'; '.join(told)}")
 
     def _catch_up(self) -> None:
         """The evaluation of the step that a call goes on from, if the one before left it or was killed in it.
@@ -132,13 +134,24 @@ class Loop:
         elif self.done or self._evaluates_after(self.at):
             self._evaluate()
 
-    def _better(self, best: float | None) -> float | None:
+    def _better(self, state: Mapping[str, Any]) -> float | None:
         """The best score so far; a call that went back to an earlier state may have seen a better one."""
         path, metric = self.p.checkpoints.best(), self.p.workload.metric
-        other = load(path, only=[]).state["best"] if path is not None and metric is not None else None
+        there = load(path, only=[]).state if path is not None and metric is not None else None
+        best, other = self._score(state), None if there is None else self._score(there)
         if best is None or other is None or metric is None:
             return other if best is None else best
         return other if metric.is_better(other, than=best) else best
+
+    def _score(self, state: Mapping[str, Any]) -> float | None:
+        """A checkpoint's best; None where it is one of another metric, which says nothing of this one."""
+        score: float | None = state["best"] if state.get("metric", self._metric) == self._metric else None
+        return score
+
+    @property
+    def _metric(self) -> list[str] | None:
+        metric = self.p.workload.metric
+        return None if metric is None else [metric.name, metric.better]
 
     def _hours_left(self) -> float | None:
         """Seconds of a schedule that is bound to hours over all calls; None where these are not the end."""
@@ -151,7 +164,8 @@ class Loop:
         began = time.monotonic()
         groups, state = moment.take(self.step, self.p.ranks)
         state |= {
-            "supply": self.p.supply.state_dict(), "best": self.best, "elapsed_s": self.elapsed,
+            "supply": self.p.supply.state_dict(), "best": self.best, "metric": self._metric,
+            "elapsed_s": self.elapsed,
             "decaying": self._decaying, "bad": self._skipped.state(), "meter": self._meter.state(),
             "names": [*(["best"] if best else []), *([label] if label else [])],
             "schedule": asdict(self.p.schedule), "training": asdict(self.settings),
@@ -202,6 +216,7 @@ class Loop:
             if self.at == 1:  # what cannot be saved is to show now, and not when hours are to be
                 groups, state = moment.take(self.step, self.p.ranks)
                 checked(self.at, groups, state, None)
+                moment.refuse_new(self.step)
             if self.at == begun + 1 and not self._logs_after(self.at):
                 self._window = Window(self.at)  # the first step is no measure: it makes the optimiser's state
             stopped = self._between()
@@ -363,7 +378,9 @@ class Loop:
         if self.at == 0:
             check(self.p.workload, self.step, batch, {name: float(v) for name, v in figures.items()})
         if self.at < AUDITED:
-            self._audit = GradientAudit(self.step.model, self.step.optimizer, self.settings.unused)
+            self._audit = GradientAudit(
+                self.step.model, self.step.optimizer, self.settings.unused, self.p.workload.loss
+            )
             self.step.on_grads = self._audit
         left = None if self.p.total_steps is None else self.p.total_steps - self.at
         ends = [s for s in (self.p.limits.left_s, self._hours_left()) if s is not None]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from frostline.errors import UsageError
 from frostline.freezer.options import Options
@@ -23,6 +24,7 @@ from frostline.trainer.evaluation import evaluate as evaluate_model
 from frostline.trainer.folder import Chosen, choose, config_of, held
 from frostline.trainer.job import Job, PathLike, TrainResult
 from frostline.trainer.progress import TrainProgress
+from frostline.trainer.restore import another
 from frostline.training import Training
 from frostline.workload import Workload
 
@@ -115,6 +117,8 @@ def evaluate(
     store, live: default, as its run was trained.
     """
     _refuse(workload)
+    if isinstance(workload.model, nn.Module):
+        workload = replace(workload, model=another(workload.model))
     if store is None and not live:
         config = config_of(Path(path)) or {}
         store, live = config.get("store"), bool(config.get("live"))
@@ -207,8 +211,10 @@ def _held(chosen: Chosen, group: Single) -> Iterator[Path]:
 def settled(settings: Training) -> Iterator[None]:
     """torch's global switches as the settings want them, and back."""
     strict = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(settings.deterministic or strict)
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    if settings.deterministic:
+        torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(strict)
+        torch.use_deterministic_algorithms(strict, warn_only=warn_only)

@@ -145,6 +145,33 @@ def test_out_of_memory_on_one_rank_is_agreed_on(tmp_path: Path) -> None:
         assert torch.allclose(value, model_of(tmp_path / "full")[name], rtol=1e-5, atol=1e-6), name
 
 
+def test_figures_that_some_ranks_lack_and_buffers_that_move_later_are_those_of_all(tmp_path: Path) -> None:
+    some = """
+    found = {"loss": (model(batch["seen"]) - 1).square().mean()}
+    rank = int(os.environ["RANK"])
+    if rank:
+        found = {"second": torch.tensor(2.0), "third": torch.tensor(3.0), **found}
+    if model.passes == 5:
+        open(f"mean-{rank}.txt", "w").write(str(model.mean.tolist()))
+    model.passes += 1
+    if model.passes > 2:
+        model.mean.lerp_(batch["seen"].mean(0), 0.5)
+    return found
+"""
+    own = """
+        self.register_buffer("passes", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(4))
+"""
+    work = WORK.replace("import torch\n", "import os, torch\n", 1)
+    work = work.replace('    return (model(batch["seen"]) - 1).square().mean()\n', some.lstrip("\n"))
+    work = work.replace("nn.Linear(6, 1)\n", "nn.Linear(6, 1)\n" + own.lstrip("\n"))
+    run(tmp_path / "two", 2, "--steps", "6", work=work)
+    last = read_metrics(tmp_path / "two" / "run")[-1]
+    assert (last["second"], last["third"]) == (2.0, 3.0)
+    means = [(tmp_path / "two" / f"mean-{rank}.txt").read_text() for rank in range(2)]
+    assert means[0] == means[1] != str([0.0] * 4)
+
+
 def test_buckets_keep_order_and_dtype() -> None:
     tensors = [
         torch.zeros(5 << 20),

@@ -20,7 +20,8 @@ from frostline.errors import UsageError
 from frostline.step import Step
 from frostline.supply import Supply, supply
 from frostline.trainer import evaluate as evaluate_checkpoint
-from frostline.trainer.evaluation import HELD_OUT, TESTED, evaluate, split_for, splits_of, undisturbed
+from frostline.trainer import restored
+from frostline.trainer.evaluation import HELD_OUT, TESTED, check, evaluate, split_for, splits_of, undisturbed
 from frostline.training import Training
 
 CPU = torch.device("cpu")
@@ -139,6 +140,41 @@ def test_gradients_are_as_they_were_whatever_was_done_within() -> None:
 # evaluate
 
 
+class Counted(nn.Linear):
+    """Counts its passes, which is its extra state."""
+
+    passes = 0
+
+    def get_extra_state(self) -> int:
+        return self.passes
+
+    def set_extra_state(self, state: int) -> None:
+        self.passes = state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("eval", [True, False])
+def test_buffers_extra_state_and_what_trains_are_as_they_were(eval: bool) -> None:
+    model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), Counted(2, 1))
+    model.register_buffer("mask", torch.ones(2))
+    model[2].bias.requires_grad_(False)
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    trains = [parameter.requires_grad for parameter in model.parameters()]
+    version = model.mask._version
+    with undisturbed(model, CPU, eval=eval):
+        model.train()  # as for dropout that is left on
+        model(torch.randn(4, 1))
+        model[0].requires_grad_(False)
+        model[2].requires_grad_(True)
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+    assert [parameter.requires_grad for parameter in model.parameters()] == trains
+    assert model[2].passes == 0
+    assert model.mask._version == version  # the next step does not take it for one that a pass wrote
+
+
 def test_the_function_runs_in_the_steps_precision_with_the_weights_that_there_are() -> None:
     def swapped(model: nn.Module, feed: Any) -> dict[str, float]:
         x = torch.ones(1, 1)
@@ -182,6 +218,27 @@ def test_without_a_function_it_is_the_mean_over_all_rows_not_over_batches() -> N
     assert found["loss"] == pytest.approx(step.model(x[:, None]).square().mean().item(), rel=1e-5)
     assert evaluate(workload, step, batches) == found  # from the beginning each time
     batches.close()
+
+
+def test_a_figure_that_some_batches_lack_is_the_mean_of_those_that_have_it() -> None:
+    def of_some(model: nn.Module, batch: fl.Batch) -> dict[str, Any]:
+        first = {"first": 8.0} if "k00" in batch.keys_of_rows else {}
+        return loss(model, batch) | first
+
+    step, workload = stepped(), work()
+    step.loss = of_some
+    with closing(supplied(workload)) as batches:
+        found = evaluate(workload, step, batches)
+    assert (found["first"], found["x"]) == (8.0, pytest.approx(5.0))
+
+
+def test_a_check_gets_a_batch_of_its_own() -> None:
+    def changing(model: nn.Module, batch: fl.Batch, figures: Any) -> None:
+        batch.pop("x").mul_(2)
+
+    batch = fl.Batch({"x": torch.ones(3)}, ["a", "b", "c"])
+    check(work(checks=[changing, changing]), stepped(), batch, {})
+    assert batch["x"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_one_that_was_left_in_the_middle_begins_at_the_first_row_again() -> None:
@@ -332,3 +389,28 @@ def test_a_checkpoint_is_evaluated_from_where_its_run_took_its_samples(
     assert Path("elsewhere").exists() == ("store" in how)
     fl.train(workload, steps=2, out="run", device="cpu", quiet=True)  # from another place, and the same run
     assert Path("stores/mine").exists()
+
+
+def test_a_module_that_is_there_already_keeps_its_weights_when_checkpoints_are_looked_at(
+    tmp_path: Path,
+) -> None:
+    workload = work(model=nn.Linear(1, 1), training={"save_every": 2}, splits="part")
+    options: dict[str, Any] = {"live": True, "quiet": True, "device": "cpu"}
+    trained = fl.train(workload, steps=4, out=tmp_path / "run", **options).model
+    weight = trained.weight.detach().clone()
+    place = tmp_path / "run" / "checkpoints"
+    early, late = (restored(workload, place / f"step-0000000{step}") for step in (2, 4))
+    evaluate_checkpoint(workload, place / "step-00000002", **options)
+    assert torch.equal(trained.weight, weight)
+    assert torch.equal(late.weight, weight)  # type: ignore[arg-type]
+    assert not torch.equal(early.weight, weight)  # type: ignore[arg-type]
+
+
+def test_a_module_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    workload = work(model=model)
+    options: dict[str, Any] = {"live": True, "quiet": True, "device": "cpu"}
+    fl.train(workload, steps=1, out=tmp_path / "run", **options)
+    model.seen = model(torch.ones(1, 1))  # a graph hangs on it
+    with pytest.raises(UsageError, match=r"a Linear that is there already, cannot be copied(.|\n)*fl.lazy"):
+        restored(workload, tmp_path / "run")

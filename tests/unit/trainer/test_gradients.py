@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -221,3 +222,73 @@ def test_a_silent_layer_is_found_in_the_step_of_one_and_of_several_processes(ran
     step.on_grads = audit = GradientAudit(net, optimizer, ())
     step(Batch({"x": torch.ones(2, 3)}, ["a", "b"]))
     assert problems(audit) == ("side.bias, side.weight trains but got no gradient in 1 steps",)
+
+
+class Centred(nn.Module):
+    """A loss with a centre that follows, and a weight that stays."""
+
+    centre: torch.Tensor
+    weight: torch.Tensor
+
+    def __init__(self, net: Net, pace: float) -> None:
+        super().__init__()
+        self.net, self.pace = net, pace
+        self.register_buffer("centre", torch.zeros(()))
+        self.register_buffer("weight", torch.ones(()))
+
+    def forward(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        out: torch.Tensor = model(batch["x"], side=True)
+        self.centre.lerp_(out.detach().mean(), self.pace)
+        return (self.weight * (out - self.centre)).square().mean()
+
+    def method(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        found: torch.Tensor = self(model, batch)
+        return found
+
+
+CRITERION = Centred(Net(), 0.5)
+
+
+def of_a_global(model: nn.Module, batch: Batch) -> torch.Tensor:
+    found: torch.Tensor = CRITERION(model, batch)
+    return found
+
+
+def given_beforehand(model: nn.Module, batch: Batch, criterion: nn.Module) -> torch.Tensor:
+    found: torch.Tensor = criterion(model, batch)
+    return found
+
+
+def within(criterion: nn.Module) -> Callable[..., torch.Tensor]:
+    return lambda model, batch: criterion(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (lambda centred: centred, "loss"),
+        (lambda centred: centred.method, "loss"),
+        (lambda centred: of_a_global, "CRITERION"),
+        (within, "criterion"),
+        (lambda centred: partial(given_beforehand, criterion=centred), "criterion"),
+    ],
+    ids=["module", "method", "global", "closure", "partial"],
+)
+def test_what_moves_in_the_loss_beside_the_model_is_named(
+    made: Callable[[Centred], Callable[..., torch.Tensor]], name: str
+) -> None:
+    def looked_at(pace: float, *unused: str) -> GradientAudit:
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        CRITERION.pace = pace
+        loss = made(Centred(net, pace))
+        audit = GradientAudit(net, optimizer, unused, loss)
+        step = Step(net, loss, optimizer, training=Training())
+        step.on_grads = audit
+        step(Batch({"x": torch.ones(2, 3)}, ["a", "b"]))
+        return audit
+
+    told = problems(looked_at(0.5))
+    assert told == (f"{name}.centre moved and is in no checkpoint: make it a part of the model",)
+    looked_at(0.5, f"{name}.centre").verdict()
+    looked_at(0.0).verdict()

@@ -160,6 +160,27 @@ def test_the_loss_may_choose_the_best_without_an_evaluation_of_its_own(
     assert Checkpoints(Path("run/checkpoints")).best() is not None
 
 
+def test_a_score_of_another_metric_is_not_the_best_of_this_one(here: Path) -> None:
+    def scores(model: nn.Module, feed: Any) -> dict[str, float]:
+        return {"right": 0.5, "wrong": 3.0}
+
+    workload = work(evaluate=scores, metric=fl.Metric("right", "higher"))
+    assert train(workload, steps=2).best == 0.5
+    other = work(evaluate=scores, metric=fl.Metric("wrong", "lower"))
+    assert train(other, steps=4).best == 3.0
+    assert train(other, steps=6).best == 3.0
+    assert load(Path("run/checkpoints/best")).state["metric"] == ["wrong", "lower"]
+
+
+def test_other_data_from_an_epoch_on_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workload = work(splits={"train": 0.8, "val": 0.2})
+    assert train(workload, epochs=1).epoch == 1
+    train(workload, epochs=2, quiet=False)
+    assert "other data" not in capsys.readouterr().err
+    train(work(splits={"train": 0.5, "val": 0.5}), epochs=4, quiet=False)
+    assert "from this epoch on with other data, or another order: rows: then" in capsys.readouterr().err
+
+
 # evaluations that were left
 
 

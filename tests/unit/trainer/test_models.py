@@ -142,6 +142,13 @@ class Sparse(Net):
         self.register_buffer("graph", torch.eye(2).to_sparse())
 
 
+class Registering(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        if "mean" not in self._buffers:
+            self.register_buffer("mean", x.detach().mean(0))
+        return super().forward(x)
+
+
 class Odd(Net):
     def get_extra_state(self) -> object:
         return {"made by": print}
@@ -170,6 +177,7 @@ def with_margin(model: nn.Module, batch: fl.Batch) -> Tensor:
     [
         ({"model": Wide}, "phase: safetensors has no torch.complex128"),
         ({"model": Sparse}, r"graph: a sparse_coo tensor \(a buffer may be left out: persistent=False\)"),
+        ({"model": Registering}, r"registered buffers while it ran: mean\."),
         ({"model": Odd}, "_extra_state/made by: a builtin_function_or_method cannot be kept"),
         (
             {

@@ -239,3 +239,25 @@ def test_that_of_another_model_lists_what_does_not_fit_and_changes_nothing(tmp_p
     assert "head.bias" not in names
     after = {name: value for name, value in bits(other).items() if not name.startswith("generators")}
     assert after == before
+
+
+def test_parameters_that_were_frozen_or_began_to_train_on_the_way_stay_so(tmp_path: Path) -> None:
+    step = made()
+    step.model.get_submodule("body").requires_grad_(False)
+    trained(step, 0, 5)
+    loaded = saved(step, tmp_path)
+    body = {name for name, _ in step.model.named_parameters() if name.startswith("body")}
+    assert loaded.state["switched"] == dict.fromkeys(body, False)
+    followed, whole = trained(step, 5, 8), bits(step)
+    other = made(seed=9)
+    moment.restore(other, loaded, Single())
+    assert repr(trained(other, 5, 8)) == repr(followed)
+    assert bits(other) == whole
+    assert moment.take(other, Single())[1]["switched"] == loaded.state["switched"]
+
+
+def test_what_was_not_switched_on_the_way_is_as_the_model_is_made_now(tmp_path: Path) -> None:
+    loaded, other = saved(made(), tmp_path), made()
+    other.model.requires_grad_(False)
+    moment.restore(other, loaded, Single())
+    assert not any(parameter.requires_grad for parameter in other.model.parameters())

@@ -227,6 +227,25 @@ def test_what_evaluate_must_return(here: Path) -> None:
         train(other, steps=1, out="other")
 
 
+@pytest.mark.parametrize("warn_only", [True, False])
+def test_switches_of_torchs_are_as_they_were(here: Path, warn_only: bool) -> None:
+    seen = []
+
+    def looked(model: nn.Module, batch: fl.Batch) -> Tensor:
+        seen.append(torch.is_deterministic_algorithms_warn_only_enabled())
+        return loss(model, batch)
+
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        train(work(loss=looked), steps=1, out="usual")
+        train(work(loss=looked, training={"deterministic": True}), steps=1, out="strict")
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled() == warn_only
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert (seen[0], seen[-1]) == (warn_only, False)
+
+
 # before the first step
 
 

@@ -132,6 +132,8 @@ def records(path: Path) -> Iterator[Any]:
             at += room
             continue
         length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        if at + 7 + length > len(data):  # it is being written
+            return
         whole += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # full, or the last part
