@@ -52,9 +52,27 @@ def walked(data: fl.Pipeline) -> Walk:
 def test_a_freeze_of_cheap_stages_is_rehearsed_and_leaves_the_given_rows(tmp_path: Path) -> None:
     found = rehearsed(walked(pipeline()), ["y"], tmp_path, Freezing(1e-5, 1e-3, 40), 48.0)
     assert found is not None
-    assert found.start > 0
+    assert found.start >= 0
     assert found.each >= 0
     assert len(fl.Store.open(tmp_path / "many")) == 512
+
+
+@pytest.mark.parametrize(
+    ("few_s", "many_s", "start", "each"),
+    [
+        (1.0 + 64 * 0.01, 1.0 + 512 * 0.01, 1.0, 0.01),
+        (0.5, 64.0, 0.0, 63.5 / 448),  # something else held the long one up: no start below none
+        (2.0, 1.5, 2.0, 0.0),  # or the short one: no row below none
+    ],
+)
+def test_what_two_freezes_took_is_a_start_and_so_much_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_s: float, many_s: float, start: float, each: float
+) -> None:
+    took = {"few": few_s, "many": many_s}
+    monkeypatch.setattr("frostline.cut.rehearsal._freeze_s", lambda data, cut, path, *_: took[path.name])
+    found = rehearsed(walked(pipeline()), ["y"], tmp_path, Freezing(1e-5, 1e-3, 40), 48.0)
+    assert found is not None
+    assert (found.start, found.each) == pytest.approx((start, each), abs=1e-12)
 
 
 @pytest.mark.parametrize(
