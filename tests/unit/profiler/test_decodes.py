@@ -9,7 +9,6 @@ import os
 import sys
 import tarfile
 import threading
-import time
 import types
 from pathlib import Path
 
@@ -251,18 +250,6 @@ def test_everything_is_as_it_was_after_uninstall(tmp_path, told):
     assert all(vars(owner)[name] is old for (owner, name), old in zip(places, before, strict=True))
 
 
-def test_a_wrapper_costs_microseconds(tmp_path, decodes):
-    image = Image.open(picture(tmp_path / "a.png"))
-    image.load()
-    rounds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(1000):
-            image.load()
-        rounds.append(time.perf_counter() - start)
-    assert min(rounds) / 1000 < 50e-6
-
-
 # ---- PyAV
 
 
@@ -295,27 +282,29 @@ def test_a_clip_is_one_decode_and_the_same_frames(clip, told):
 
 
 @pytest.mark.parametrize("way", ["packet", "stream", "codec context", "collected first"])
-def test_demuxed_packets_count_once_with_the_time_of_their_decoding(clip, decodes, way):
+def test_demuxed_packets_count_once_with_the_time_of_their_decoding(clip, decodes, way, monkeypatch):
     av = pytest.importorskip("av")
+    looks = itertools.count()
+    for module in ("decodes", "decoder_video"):
+        monkeypatch.setattr(f"frostline.profiler.inside.{module}.perf_counter", lambda: next(looks))
     times = []
     decodes._tell = lambda what, key, start, seconds, size: times.append(seconds)
-    spent = 0.0
+    decoded = 0
     with av.open(str(clip)) as container:
         stream = container.streams.video[0]
         packets = container.demux(stream)
         frames = 0
         for packet in list(packets) if way == "collected first" else packets:
-            start = time.perf_counter()
+            decoded += 1
             if way == "stream":
                 frames += len(stream.decode(packet))
             elif way == "codec context":
                 frames += len(stream.codec_context.decode(packet))
             else:
                 frames += len(packet.decode())
-            spent += time.perf_counter() - start
     assert frames == 12
     assert len(times) == 1
-    assert times[0] >= 0.9 * spent  # opening and demuxing come on top
+    assert times[0] >= 2 * decoded  # by a clock that moves at each look: demuxing and decoding, a packet each
 
 
 def test_a_container_cannot_be_copied_with_or_without_us(clip, decodes, told):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 
 import numpy as np
@@ -35,17 +34,14 @@ def test_epochs_do_not_depend_on_the_batch_size() -> None:
 
 
 @pytest.mark.parametrize("order", [Shuffle(), Shuffle(block_rows=1000)])
-def test_a_hundred_million_rows_take_no_memory_and_no_time(order) -> None:
-    order.over({"": range(10**8)}, 256).batch(0, 0)
+def test_more_rows_than_could_be_gone_through_take_no_memory(order) -> None:
+    order.over({"": range(10**12)}, 256).batch(0, 0)
     tracemalloc.start()
-    begin = time.perf_counter()
-    rows = order.over({"": range(10**8)}, 256).batch(1, 12_345)
-    elapsed = time.perf_counter() - begin
+    rows = order.over({"": range(10**12)}, 256).batch(1, 12_345)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(set(rows.tolist())) == 256
     assert peak < 2**20
-    assert elapsed < 0.05  # measured 0.05 ms (blocks: 0.1 ms)
 
 
 def test_drop_last_meets_other_rows_each_epoch() -> None:
