@@ -37,7 +37,7 @@ for line in sys.stdin:
         if not child:
             code = 1
             try:
-                signal.alarm(100)               # one that hangs fails
+                signal.alarm(500)               # one that hangs fails
                 os.dup2(2, 1)                   # what an example prints is not an answer
                 os.environ.update(job["env"])
                 sys.argv = job["argv"]
@@ -83,7 +83,7 @@ class Example:
         return [taken(file) for file in sorted(out.glob("seen*.jsonl"))]
 
     def close(self) -> None:
-        self._process.communicate(timeout=30)
+        self._process.communicate(timeout=200)
 
 
 def environments(ranks: int) -> list[dict[str, str]]:

@@ -33,7 +33,7 @@ def rows() -> dict[str, dict[str, Any]]:
 def printed(script: str, *args: str) -> str:
     done = subprocess.run(
         [sys.executable, EXAMPLE / script, *args],
-        capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=500, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

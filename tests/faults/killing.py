@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -65,14 +66,42 @@ def happen(what: str) -> None:
         _children()[0].kill()
         return
     number = signal.Signals[what.split()[0]]
-    os.kill(os.getpid(), number)
+    _send(number)
     if what.endswith("twice"):
-        time.sleep(0.25)  # two at once may arrive as one, and a Ctrl-C within 0.2 s counts as one
-        os.kill(os.getpid(), number)
+        _signals["now"] += 0.25  # a Ctrl-C within 0.2 s counts as the same one
+        _send(number)
+
+
+_signals = {"now": 0.0, "taken": 0}
+"""The clock by which signals are told apart, and how many of them were taken."""
+
+
+def _watch_signals() -> None:
+    from frostline import signals
+
+    real = signals.Signals._asked
+
+    def asked(self: signals.Signals, number: int, frame: FrameType | None) -> None:
+        try:
+            real(self, number, frame)
+        finally:
+            _signals["taken"] += 1
+
+    signals.Signals._asked = asked  # type: ignore[method-assign]
+    signals.time = SimpleNamespace(monotonic=lambda: _signals["now"])  # type: ignore[assignment]
+
+
+def _send(number: signal.Signals) -> None:
+    """Until it was taken, by the main thread: two at once may arrive as one."""
+    before, until = _signals["taken"], time.monotonic() + 60
+    os.kill(os.getpid(), number)
+    while _signals["taken"] == before and time.monotonic() < until:
+        time.sleep(0.001)
 
 
 def _child(job: Job, request: dict[str, Any], answer: int) -> None:
     calls = [0]
+    _watch_signals()
     watch(request, calls)
     try:
         status = job(request)
@@ -152,5 +181,5 @@ class Server:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(60)
+        self._process.wait(200)
         self._process.stdout.close()

@@ -13,6 +13,9 @@ import pytest
 
 import frostline as fl
 from frostline.cli.main import main
+from frostline.cut.costs import Cost
+from frostline.cut.rehearsal import Rehearsed
+from frostline.cut.trial import Trial, Tried
 from frostline.freezer import attempt, run
 from frostline.freezer.progress import Reporter
 
@@ -119,6 +122,16 @@ def test_a_dry_run_compares_all_cuts(freeze) -> None:
     assert [line.split()[0] for line in out.splitlines() if line.startswith("Store ")] == ["Store"]
 
 
+@pytest.fixture
+def figures(monkeypatch) -> None:
+    """A millisecond a sample live, next to none from a store, and a second to freeze it."""
+    live, stored = Cost(1e-3, 1e-3), Cost(1e-6, 1e-6)
+    tried = Tried(frozen=Rehearsed(1.0, 1e-4), start=1.0, write=stored, read=stored, supplied=stored)
+    monkeypatch.setattr(Trial, "nothing", lambda self, expected: live)
+    monkeypatch.setattr(Trial, "stored", lambda self, *what: tried)
+
+
+@pytest.mark.usefixtures("figures")
 def test_a_run_is_as_long_as_is_said_and_the_best_cut_is_frozen(freeze, folder: Path) -> None:
     code, out, _ = freeze(f"{NAME}.py", "--dry-run", "--for-epochs", "1e9")
     assert code == 0
@@ -129,6 +142,7 @@ def test_a_run_is_as_long_as_is_said_and_the_best_cut_is_frozen(freeze, folder: 
     assert len(fl.Store.open(folder / "stores" / NAME)) == 12
 
 
+@pytest.mark.usefixtures("figures")
 def test_where_nothing_pays_nothing_is_frozen_unless_it_is_asked_for(freeze, folder: Path) -> None:
     code, out, _ = freeze(f"{NAME}.py", "--for-epochs", "1")
     assert code == 0

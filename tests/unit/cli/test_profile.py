@@ -43,7 +43,7 @@ print("reached its own end")
 def shell(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "frostline", "profile", *arguments],
-        capture_output=True, text=True, cwd=folder, timeout=200, check=False,
+        capture_output=True, text=True, cwd=folder, timeout=500, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
     )  # fmt: skip
 

@@ -310,7 +310,7 @@ def test_a_process_with_a_log_file_is_read_while_it_runs_and_stopped_by_a_schedu
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0, log.read_text()
+        assert process.wait(timeout=200) == 0, log.read_text()
     finally:
         process.kill()
         process.wait()

@@ -1,10 +1,11 @@
-"""Plans for small pipelines: costs differ by orders of magnitude there, or are not compared."""
+"""Plans for small pipelines, by a clock that moves by what their stages say they take."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,27 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROSTLINE_CACHE", str(tmp_path / "cache"))
 
 
+class Clock:
+    """Moves by what stages say they take, and by a millisecond whenever it is looked at."""
+
+    def __init__(self) -> None:
+        self._now, self._lock = 0.0, threading.Lock()
+
+    def goes_on(self, seconds: float = 0.001) -> float:
+        with self._lock:  # stages run in several threads
+            self._now += seconds
+            return self._now
+
+
+CLOCK = Clock()
+
+
 @pytest.fixture(autouse=True)
 def _briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here depends on how steady a figure is."""
+    """No figure depends on what else this machine does."""
+    times = SimpleNamespace(perf_counter=CLOCK.goes_on, process_time=CLOCK.goes_on)
+    for module in ("walk", "trial", "rehearsal"):
+        monkeypatch.setattr(f"frostline.cut.{module}.time", times)
     monkeypatch.setattr("frostline.cut.walk._ROUND_S", 0.01)
     monkeypatch.setattr("frostline.cut.walk._LEAST_S", 0.005)
     monkeypatch.setattr("frostline.cut.walk._ROUNDS_S", 0.1)
@@ -42,7 +61,7 @@ def source(n: int = N, **fields: Any) -> fl.Source:
 
 
 def slow(x: float) -> torch.Tensor:
-    threading.Event().wait(0.004)
+    CLOCK.goes_on(0.004)
     return torch.full((8,), x)
 
 
@@ -82,7 +101,7 @@ def test_a_store_that_cannot_pay_in_time_is_not_made() -> None:
 def test_a_network_below_the_line_is_stored_by_its_features() -> None:
     class Slow(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            threading.Event().wait(0.02)
+            CLOCK.goes_on(0.02)
             return 2 * x
 
     data = fl.Pipeline(

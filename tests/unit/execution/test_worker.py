@@ -41,7 +41,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Any:
     thread.start()
     yield ours
     ours.close()  # a worker that reads the end of its pipe goes
-    thread.join(10)
+    thread.join(120)
     theirs.close()
     assert not thread.is_alive()
     assert asked == [1]  # there are as many workers as cores

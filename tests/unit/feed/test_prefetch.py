@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -77,24 +76,29 @@ def test_leaving_does_not_wait_for_loading(make_store: Make, monkeypatch: pytest
     """A load of minutes is given up between two blocks."""
     from frostline.feed import tiers
 
-    blocks = []
+    blocks: list[int] = []
     begun = threading.Event()
+    load = tiers._load
 
-    def slow(self: Any, *_: Any) -> None:
-        blocks.append(1)
-        begun.set()
-        time.sleep(0.05)
+    def watched(table: Any, name: str, take: Any, stopped: Callable[[], bool]) -> None:
+        def slow(*_: Any) -> None:
+            blocks.append(1)
+            if len(blocks) == 3:
+                begun.set()
+                while not stopped():  # the block that takes minutes
+                    threading.Event().wait(0.001)
+
+        load(table, name, slow, stopped)
 
     monkeypatch.setattr(tiers, "_LOAD_BYTES", 1)
-    monkeypatch.setattr(tiers.HostColumn, "_take", slow)
+    monkeypatch.setattr(tiers, "_load", watched)
     feed = fl.Feed(make_store("s", 200), 4, tier="pinned")
-    interrupted = threading.Timer(0.3, lambda: feed.set_epoch(3))
-    interrupted.start()
+    leaving = threading.Thread(target=lambda: (begun.wait(120), feed.set_epoch(3)))
+    leaving.start()
     with pytest.raises(FeedError, match="over"):
         list(feed)
-    interrupted.join()
-    assert begun.is_set()
-    assert len(blocks) < 100
+    leaving.join()
+    assert len(blocks) == 3
     monkeypatch.undo()
     assert len(list(feed)) == 50, "and begun again afterwards"
 
@@ -102,7 +106,7 @@ def test_leaving_does_not_wait_for_loading(make_store: Make, monkeypatch: pytest
 def test_a_slow_consumer_gets_the_same(all_kinds: fl.Store) -> None:
     seen = []
     for batch in fl.Feed(all_kinds, 16, fields=["number"]):
-        time.sleep(0.15)
+        threading.Event().wait(0.15)
         seen += batch["number"].tolist()
     assert sorted(seen) == list(range(40))
 
@@ -161,18 +165,24 @@ def test_a_feed_made_before_a_fork(all_kinds: fl.Store, tier: str) -> None:
 def test_a_batch_in_a_child_stays_as_it_was(all_kinds: fl.Store) -> None:
     feed = fl.Feed(all_kinds, 40, order=fl.Sequential(), fields=["number"])
     kept = next(iter(feed))
-    told, tell = os.pipe()
+    (there, say), (told, tell) = os.pipe(), os.pipe()
 
     def later() -> list[int]:
+        os.write(say, b"x")
         os.read(told, 1)
         return list(kept["number"].tolist())
 
     def overwrite() -> None:
+        os.read(there, 1)  # the child is there
         kept["number"].zero_()
         os.write(tell, b"x")
 
-    threading.Timer(0.2, overwrite).start()
+    overwriting = threading.Thread(target=overwrite)
+    overwriting.start()
     assert in_child(later) == repr(list(range(40)))
+    overwriting.join()
+    for end in (there, say, told, tell):
+        os.close(end)
 
 
 def _send_numbers(feed: fl.Feed, pipe: Any) -> None:

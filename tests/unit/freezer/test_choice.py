@@ -157,7 +157,7 @@ def test_a_rate_is_of_finished_samples() -> None:
 
 def test_a_rate_is_of_all_workers_also_where_a_block_is_one_sample() -> None:
     """Each waits for the others: with fewer under way at once, nobody would get through."""
-    meeting = threading.Barrier(4, timeout=30)
+    meeting = threading.Barrier(4, timeout=120)
 
     def met(x: int) -> int:
         meeting.wait()

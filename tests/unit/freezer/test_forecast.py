@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import threading
-import time
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,18 +135,23 @@ def test_values_that_no_field_can_hold_are_passed_over() -> None:
     assert "sparse tensor" in found.block.failed["k1"].reason
 
 
-def test_a_probe_tells_waiting_from_computing() -> None:
+def test_a_probe_tells_waiting_from_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(wall=0.0, spent=0.0)
+    clocks = SimpleNamespace(perf_counter=lambda: clock.wall, thread_time=lambda: clock.spent)
+    monkeypatch.setattr("frostline.freezer.forecast.time", clocks)
+
     def sleeps(x: float) -> torch.Tensor:
-        threading.Event().wait(0.02)
+        clock.wall += 0.02
         return torch.zeros(2)
 
     def computes(x: float) -> torch.Tensor:
-        until = time.thread_time() + 0.02
-        while time.thread_time() < until:
-            pass
-        return torch.zeros(2)
+        clock.spent += 0.02
+        return sleeps(x)
 
-    assert (
-        probe(execution(4, sleeps), range(4), None).waiting
-        > probe(execution(4, computes), range(4), None).waiting
-    )
+    def half(x: float) -> torch.Tensor:
+        clock.spent += 0.01
+        return sleeps(x)
+
+    found = [probe(execution(4, fn), range(4), None) for fn in (sleeps, half, computes)]
+    assert [each.waiting for each in found] == pytest.approx([1.0, 0.5, 0.0], abs=1e-9)
+    assert [each.sample_s for each in found] == pytest.approx([0.02] * 3)

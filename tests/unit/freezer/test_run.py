@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -259,7 +259,11 @@ def test_it_runs_in_another_thread_too(tmp_path: Path) -> None:
     assert len(fl.Store.open(tmp_path / "s")) == N
 
 
-def test_what_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stands = SimpleNamespace(perf_counter=lambda: 0.0, thread_time=lambda: 0.0)  # a sample takes no time
+    monkeypatch.setattr("frostline.freezer.forecast.time", stands)
     fl.freeze(pipeline(), tmp_path / "s", device="cpu")
     said = capsys.readouterr().err
     assert f"freezing features: 11 samples on cpu into {tmp_path / 's'}: less than 1 s" in said
@@ -336,7 +340,6 @@ def test_a_forecast_that_does_not_fit_stops_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import shutil
-    from types import SimpleNamespace
 
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     with pytest.raises(StoreFull, match="needs about"):

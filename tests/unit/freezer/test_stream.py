@@ -221,16 +221,18 @@ def test_what_writing_raises_is_raised_where_the_next_block_is_handed_over() -> 
 
 
 def test_what_waits_is_dropped_when_it_is_abandoned() -> None:
-    gate, seen = threading.Event(), list[str]()
+    begun, seen = threading.Event(), list[str]()
 
     def write(order: list[str], block: Block) -> None:
-        gate.wait(10)
+        begun.set()
+        while sink._error is None:  # until it is abandoned
+            threading.Event().wait(0.001)
         seen.append(order[0])
 
     sink = Sink(write, Stats(), {})
     for key in ("a", "b", "c"):
         sink.put(item(key))
-    threading.Timer(0.1, gate.set).start()
+    assert begun.wait(120)
     sink.abandon()
     assert seen == ["a"]
 

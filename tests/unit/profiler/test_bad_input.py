@@ -52,7 +52,7 @@ def frostline(folder: Path, *command: str, options: tuple[str, ...] = (), path: 
     done = subprocess.run(
         [sys.executable, "-m", "frostline", "profile", "--steps", "30", "--warmup", "3",
          "--out", str(folder / "out"), *options, "--", *command],
-        capture_output=True, text=True, timeout=120, cwd=folder, env=env, check=False,
+        capture_output=True, text=True, timeout=500, cwd=folder, env=env, check=False,
     )  # fmt: skip
     kept = folder / "out" / "profile.json"
     return Ran(done.returncode, done.stdout, done.stderr, Profile.read(kept) if kept.exists() else None)
@@ -286,7 +286,7 @@ def test_results_are_the_same_bit_by_bit(tmp_path: Path) -> None:
     script = tmp_path / "seeded.py"
     script.write_text(UNCHANGED)
     plain = [sys.executable, str(script), "plain"]
-    subprocess.run(plain, cwd=tmp_path, env=environment(), check=True, timeout=100)
+    subprocess.run(plain, cwd=tmp_path, env=environment(), check=True, timeout=500)
     ran = frostline(tmp_path, sys.executable, str(script), "profiled", options=("--keep-going",))
     assert ran.code == 0
     assert ran.profile is not None

@@ -24,7 +24,7 @@ def profiled(folder: Path, *command: str, steps: int = 40) -> Profile:
     options = ["--steps", str(steps), "--warmup", "5", "--out", str(folder / "out")]
     done = subprocess.run(
         [sys.executable, "-m", "frostline", "profile", *options, "--", *command],
-        capture_output=True, text=True, timeout=200, cwd=folder, env=environment(), check=False,
+        capture_output=True, text=True, timeout=500, cwd=folder, env=environment(), check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return Profile.read(folder / "out" / "profile.json")

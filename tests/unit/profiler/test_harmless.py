@@ -20,7 +20,7 @@ def profiled(folder: Path, source: str, *options: str, status: int = 0) -> tuple
     asked = ["--steps", "6", "--warmup", "4", "--out", str(folder / "out"), *options]
     done = subprocess.run(
         [sys.executable, "-m", "frostline", "profile", *asked, "--", sys.executable, "train.py"],
-        capture_output=True, text=True, timeout=200, cwd=folder, env=environment(), check=False,
+        capture_output=True, text=True, timeout=500, cwd=folder, env=environment(), check=False,
     )  # fmt: skip
     assert done.returncode == status, f"{done.stdout}\n{done.stderr}"
     return Profile.read(folder / "out" / "profile.json"), done.stdout, done.stderr
@@ -29,7 +29,7 @@ def profiled(folder: Path, source: str, *options: str, status: int = 0) -> tuple
 def alone(folder: Path) -> str:
     found = subprocess.run(
         [sys.executable, "train.py"],
-        capture_output=True, text=True, timeout=200, cwd=folder, env=environment(), check=True,
+        capture_output=True, text=True, timeout=500, cwd=folder, env=environment(), check=True,
     )  # fmt: skip
     return found.stdout
 

@@ -120,7 +120,7 @@ def started(tmp_path: Path, code: str, *path: Path) -> subprocess.CompletedProce
     environment = _environment(Settings(), tmp_path)
     environment["PYTHONPATH"] = os.pathsep.join([str(INJECT), *map(str, path)])
     return subprocess.run(
-        [PYTHON, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [PYTHON, "-c", code], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
 
 

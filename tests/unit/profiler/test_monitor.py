@@ -25,11 +25,11 @@ def child(code: str) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    process.communicate("\n", timeout=30)
+    process.communicate("\n", timeout=120)
 
 
 def test_what_children_use_counts_and_stays_when_they_end() -> None:
-    work = "import time\nwhile time.process_time() < 0.3: pass\nprint(1, flush=True); input()"
+    work = "import time\nwhile time.process_time() < 0.4: pass\nprint(1, flush=True); input()"
     around = (
         "import subprocess, sys\n"
         f"inner = subprocess.Popen([sys.executable, '-c', {work!r}],"
@@ -52,10 +52,10 @@ def test_what_children_use_counts_and_stays_when_they_end() -> None:
     watching._look()
     end(process)
     first, last = watching.samples
-    assert first.cpu_s >= 0.3
+    assert first.cpu_s >= 0.3  # the kernel tells it in whole ticks
     assert last.cpu_s >= first.cpu_s
     assert last.rss < first.rss
-    assert last.at > first.at
+    assert last.at >= first.at
 
 
 def test_a_process_that_is_gone_is_no_sample() -> None:

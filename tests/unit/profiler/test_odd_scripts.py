@@ -19,7 +19,7 @@ def profiled(folder: Path, source: str, *args: str, options: tuple[str, ...] = (
     asked = ["--steps", "20", "--warmup", "4", "--out", str(folder / "out"), *options]
     done = subprocess.run(
         [sys.executable, "-m", "frostline", "profile", *asked, "--", sys.executable, "train.py", *args],
-        capture_output=True, text=True, timeout=200, cwd=folder, env=environment(), check=False,
+        capture_output=True, text=True, timeout=500, cwd=folder, env=environment(), check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return Profile.read(folder / "out" / "profile.json"), done.stdout + done.stderr

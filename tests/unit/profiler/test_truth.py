@@ -27,10 +27,12 @@ def test_every_script_is_a_plant() -> None:
 
 @pytest.mark.parametrize("plant", planted("cpu"), ids=lambda plant: plant.name)
 def test_what_was_planted_is_found(plant: Plant, tmp_path: Path) -> None:
-    profile, printed = run(plant, tmp_path, steps=30)
-    if plant.wrong(profile, "cpu", tight=False):  # others use these cores too: what is there shows again
-        profile, printed = run(plant, tmp_path, steps=30)
-    assert not plant.wrong(profile, "cpu", tight=False)
+    for _ in range(3):
+        profile, printed = run(plant, tmp_path, steps=30, steady=True)
+        wrong = plant.wrong(profile, "cpu", tight=False)
+        if not wrong:  # else once more: others use these cores too, and what is there shows again
+            break
+    assert not wrong
     assert profile.verdict.kind in printed.lower()
     assert (tmp_path / "report.html").stat().st_size > 1000
 

@@ -156,7 +156,7 @@ def chromium(tmp_path: Path):
 
     def run(path: Path, *options: str) -> str:
         call = [program, *fixed, *options, path.as_uri()]
-        return subprocess.run(call, capture_output=True, text=True, timeout=120, check=True).stdout
+        return subprocess.run(call, capture_output=True, text=True, timeout=500, check=True).stdout
 
     return run
 

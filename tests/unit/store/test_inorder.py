@@ -44,7 +44,7 @@ def test_a_later_shard_may_be_written_first_and_is_committed_later(session: Sess
     order, commit, second = inorder.InOrder(session), Committed(session), threading.Event()
 
     def slow(number: int) -> list[Any]:
-        assert second.wait(30)
+        assert second.wait(120)
         return [number]
 
     def quick(number: int) -> list[Any]:
@@ -88,7 +88,7 @@ def test_after_one_that_failed_nothing_is_committed(session: Session) -> None:
     order, commit, go = inorder.InOrder(session), Committed(session), threading.Event()
 
     def broken(number: int) -> list[Any]:
-        assert go.wait(30)
+        assert go.wait(120)
         raise OSError("no room")
 
     first = session.next_commit
@@ -188,7 +188,7 @@ def test_a_fork_neither_waits_nor_writes(tmp_path: Path, monkeypatch: pytest.Mon
     go = threading.Event()
     module: Any = extender_module if kind == "extend" else writer_module
     whole = module.write_shard
-    monkeypatch.setattr(module, "write_shard", lambda *args: go.wait(60) and whole(*args))
+    monkeypatch.setattr(module, "write_shard", lambda *args: go.wait(120) and whole(*args))
     other = given_a_row(tmp_path / "s", kind)
     child = os.fork()
     if child == 0:

@@ -74,7 +74,7 @@ def test_duplicates_are_refused_wherever_the_first_one_is(
     gate, real = threading.Event(), vars(writer_module)["write_shard"]
 
     def slow(*args: Any) -> Any:
-        gate.wait(30)
+        gate.wait(120)
         return real(*args)
 
     monkeypatch.setattr(writer_module, "write_shard", slow)
@@ -121,7 +121,7 @@ def test_a_deleted_key_can_come_again_while_its_deletion_is_being_written(
     gate, real = threading.Event(), vars(writer_module)["write_shard"]
 
     def slow(*args: Any) -> Any:
-        gate.wait(30)
+        gate.wait(120)
         return real(*args)
 
     with fl.Store.append(tmp_path / "s") as writer:
@@ -342,7 +342,7 @@ def test_an_interrupt_in_the_middle_of_a_row_leaves_whole_rows(
 ) -> None:
     """Ctrl-C that the caller catches: what is committed afterwards must be readable, in every field."""
     fields = {"n": fl.Field((), "int64"), "v": fl.Field((2,), "float32", "int8"), "t": fl.Field((), "str")}
-    rng, taken, left = random.Random(), [], [0]
+    rng, taken, left = random.Random(5), [], [0]
     add = Block.add
 
     def interrupted(block: Block, rows: Any) -> None:

@@ -142,7 +142,7 @@ def test_closing_while_a_sample_is_slow_does_not_hang(make: Any, live: bool) -> 
 
     def slow(x: Any, rng: Any) -> Any:
         if float(x) > 3:
-            let_go.wait(60)
+            let_go.wait(120)
         return x
 
     order = fl.Sequential()

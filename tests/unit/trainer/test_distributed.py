@@ -75,7 +75,7 @@ def run(folder: Path, world: int, *arguments: str, work: str = WORK) -> str:
         )
         for rank in range(world)
     ]  # fmt: skip
-    told = [process.communicate(timeout=100)[0] for process in processes]
+    told = [process.communicate(timeout=300)[0] for process in processes]
     if any(process.returncode for process in processes):
         pytest.fail("\n".join([f"{[process.returncode for process in processes]}", *told]))
     return "".join(told)

@@ -219,21 +219,21 @@ def test_a_last_evaluation_that_does_not_fit_is_left_to_the_next_call(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("run").mkdir()
-    (Path("run") / DURATIONS).write_text(json.dumps({"look": 50.0}))
-    first = train(work(), steps=6, max_hours=0.01)
+    (Path("run") / DURATIONS).write_text(json.dumps({"look": 5000.0}))
+    first = train(work(), steps=6, max_hours=1.0)
     assert (first.step, first.stopped) == (6, "no time is left for the evaluation of step 6")
     assert evaluations() == []
-    second = train(work(), steps=6, max_hours=0.01)
+    second = train(work(), steps=6, max_hours=1.0)
     assert (second.stopped, [line["step"] for line in evaluations()]) == (None, [6])
-    assert json.loads((Path("run") / DURATIONS).read_text())["look"] < 36
+    assert json.loads((Path("run") / DURATIONS).read_text())["look"] < 3600
 
 
 def test_one_in_between_that_does_not_fit_ends_the_call(here: Path) -> None:
     Path("run").mkdir()
-    (Path("run") / DURATIONS).write_text(json.dumps({"look": 50.0}))
-    first = train(work(training={"eval_every": 3}), steps=6, max_hours=0.01)
+    (Path("run") / DURATIONS).write_text(json.dumps({"look": 5000.0}))
+    first = train(work(training={"eval_every": 3}), steps=6, max_hours=1.0)
     assert (first.step, first.stopped) == (3, "no time is left for an evaluation")
-    second = train(work(training={"eval_every": 3}), steps=6, max_hours=0.01)
+    second = train(work(training={"eval_every": 3}), steps=6, max_hours=1.0)
     assert (second.step, second.stopped) == (6, None)
     assert [line["step"] for line in evaluations()] == [3, 6]
 

@@ -145,10 +145,8 @@ def records(path: Path) -> Iterator[Any]:
 
 def all_records(folder: Path) -> list[Any]:
     """Of all processes of a run, once W&B's own process has written the end of the last one."""
-    for _ in range(600):
-        files = sorted(
-            folder.glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime_ns
-        )
+    for _ in range(4000):
+        files = sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))  # by the second they began in
         found = [list(records(path)) for path in files]
         if any(record.WhichOneof("record_type") == "exit" for record in found[-1]):
             return [record for each in found for record in each]

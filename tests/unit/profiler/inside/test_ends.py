@@ -120,7 +120,7 @@ ends.install()
 def ran(code: str) -> subprocess.CompletedProcess[str]:
     text = SCRIPT + textwrap.dedent(code)
     found = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=200, check=False
     )
     return found
 
@@ -160,21 +160,30 @@ ends.see_to_it()
 
 def test_a_script_that_waits_for_its_own_threads_for_ever_is_ended() -> None:
     """A thread that fills a queue which nobody empties any more; what would have run at its exit does."""
+    patient = """
+class Told:  # once it is told that it hangs, what runs at its exit has time
+    def write(self, text):
+        module._THREADS_S = 100
+        return sys.__stderr__.write(text)
+    def flush(self):
+        sys.__stderr__.flush()
+sys.stderr = Told()
+"""
     waits = "threading.Thread(target=threading.Event().wait, name='ahead').start()\nends.stop()"
-    found = ran(HANGS.format(limits="0.3, 50") + waits)
+    found = ran(HANGS.format(limits="0.3, 100") + patient + waits)
     assert (found.returncode, found.stdout.splitlines()) == (0, ["atexit"])
     assert "threads that are left: ahead" in found.stderr
 
 
 def test_a_script_that_hangs_while_it_cleans_up_is_ended_later() -> None:
-    cleans = "try:\n    ends.stop()\nfinally:\n    threading.Event().wait(50)"
+    cleans = "try:\n    ends.stop()\nfinally:\n    threading.Event().wait(150)"
     found = ran(HANGS.format(limits="0.1, 0.6") + cleans)
     assert (found.returncode, found.stdout) == (0, "")
     assert "did not end after it was stopped" in found.stderr
 
 
 def test_a_script_that_ends_in_time_is_left_alone() -> None:
-    found = ran(HANGS.format(limits="5, 5") + "ends.stop()")
+    found = ran(HANGS.format(limits="150, 150") + "ends.stop()")
     assert (found.returncode, found.stdout, found.stderr) == (0, "atexit\n", "")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,37 +22,61 @@ class Numbers(Dataset[Any]):
         return i
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """It stands still but for what a test lets go by."""
+    made = SimpleNamespace(now=50.0)
+    for module in ("epochs", "loaders"):
+        times = SimpleNamespace(perf_counter=lambda: made.now)
+        monkeypatch.setattr(f"frostline.profiler.inside.{module}.time", times)
+    return made
+
+
 class Slow(DataLoader[Any]):
-    """Takes 30 ms to begin an epoch."""
+    """Takes two seconds to begin an epoch."""
+
+    clock: SimpleNamespace
 
     def _get_iterator(self) -> Any:
         found = super()._get_iterator()
-        time.sleep(0.03)
+        self.clock.now += 2
         return found
 
 
-def epochs(loaders: Loaders, loader: DataLoader[Any], n: int, between_s: float = 0.0) -> list[list[float]]:
+def epochs(
+    loaders: Loaders, loader: DataLoader[Any], n: int, between: Any = lambda: None
+) -> list[list[float]]:
     for _ in range(n):
         for _ in loader:
             loaders.step()
-        time.sleep(between_s)
+        between()
     (about,) = loaders.summary()
     starts: list[list[float]] = about["starts"]
     return starts
 
 
 @pytest.mark.parametrize("watched", [True, False])
-def test_each_epoch_but_the_first_begins_after_a_step(loaders: Loaders, watched: bool) -> None:
+def test_each_epoch_but_the_first_begins_after_a_step(
+    loaders: Loaders, clock: SimpleNamespace, watched: bool
+) -> None:
     """Also in steps that nothing but their end is seen of."""
     loaders.watch(watched)
-    found = epochs(loaders, Slow(Numbers()), 3)
-    assert len(found) == 2
-    assert all(pause >= start >= 0.03 for _, pause, start in found)
+    loader = Slow(Numbers())
+    loader.clock = clock
+    assert epochs(loaders, loader, 3) == [[52, 2, 2], [54, 2, 2]]
 
 
-def test_an_evaluation_is_between_epochs_and_not_the_loaders(loaders: Loaders) -> None:
-    ((_, pause, start),) = epochs(loaders, DataLoader(Numbers()), 2, between_s=0.2)
-    assert pause >= 0.2 > start + 0.1
+def test_an_evaluation_is_between_epochs_and_not_the_loaders(
+    loaders: Loaders, clock: SimpleNamespace
+) -> None:
+    def evaluated() -> None:
+        clock.now += 3
+
+    loader = Slow(Numbers())
+    loader.clock = clock
+    assert epochs(loaders, loader, 2, evaluated) == [[52, 5, 2]]
+    clock.now += 1
+    assert epochs(loaders, loader, 1, evaluated)[1:] == [[57, 6, 2]]
 
 
 def test_workers_that_stay_begin_epochs_too(loaders: Loaders) -> None:

@@ -278,12 +278,12 @@ def test_a_loader_of_another_thread_does_not_hide_the_scripts_own(loaders: Loade
     class Slow(Numbers):
         def __getitem__(self, i: int) -> dict[str, Any]:
             inside.set()
-            go_on.wait(30)
+            go_on.wait(120)
             return super().__getitem__(i)
 
     thread = threading.Thread(target=lambda: list(DataLoader(Slow(1))))
     thread.start()
-    inside.wait(30)
+    assert inside.wait(120)
     list(DataLoader(Numbers(2)))
     mine = len([rows for *_, rows, _ in told if rows])
     go_on.set()

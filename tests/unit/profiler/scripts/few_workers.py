@@ -2,7 +2,8 @@
 
 Plant: putting a batch together takes one worker 60 ms (a sleep, which needs no core); the rest of the step
 takes about 36 ms (the depth is chosen for it on the machine at hand). One worker therefore holds the step at
-60 ms; two would keep up.
+60 ms; two would keep up. With --asleep the rest is a sleep too, which other work of the machine does not
+stretch.
 """
 
 import argparse
@@ -33,6 +34,18 @@ def collate(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(rows)
 
 
+class Asleep(nn.Module):
+    """Takes as long as the rest of the step should, and needs no core for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(COMPUTE_S)
+        return self.scale * x
+
+
 def layers(width: int, depth: int) -> nn.Sequential:
     return nn.Sequential(*(part for _ in range(depth) for part in (nn.Linear(width, width), nn.GELU())))
 
@@ -55,12 +68,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument(
+        "--asleep", action="store_true", help="the rest of the step sleeps too: any machine does"
+    )
     parser.add_argument("--print-step-ms", type=int, default=0, help="mean over so many steps, from the 15th")
     args = parser.parse_args()
     torch.manual_seed(0)
     width, views = (512, 1) if args.device == "cpu" else (4096, 16)  # views: noisy copies of each row
-    depth = depth_for(width, views * BATCH, COMPUTE_S, args.device)
-    model = layers(width, depth).to(args.device)
+    depth = 0 if args.asleep else depth_for(width, views * BATCH, COMPUTE_S, args.device)
+    model = (Asleep() if args.asleep else layers(width, depth)).to(args.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     loader = DataLoader(Rows(width), BATCH, shuffle=True, num_workers=args.workers, collate_fn=collate)
     began = 0.0

@@ -3,7 +3,7 @@
 Plant: a batch takes 50 ms to prepare (a sleep) in the training process itself, the rest of the step about 20
 ms (the depth is chosen for it on the machine at hand); a GPU works on that while the host sleeps. With --fast
 the loader hands out tensors that lie ready: what is gained by that is what a profile of the slow run must
-have foretold.
+have foretold. With --asleep the rest is a sleep too, which other work of the machine does not stretch.
 """
 
 import argparse
@@ -46,6 +46,18 @@ class Ready:
             yield self.batches[step % len(self.batches)]
 
 
+class Asleep(nn.Module):
+    """Takes as long as the rest of the step should, and needs no core for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(COMPUTE_S)
+        return self.scale * x
+
+
 def layers(width: int, depth: int) -> nn.Sequential:
     return nn.Sequential(*(part for _ in range(depth) for part in (nn.Linear(width, width), nn.GELU())))
 
@@ -69,14 +81,17 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--fast", action="store_true", help="a loader that has its batches ready")
     parser.add_argument("--depth", type=int, default=0, help="0: chosen for this machine")
+    parser.add_argument(
+        "--asleep", action="store_true", help="the rest of the step sleeps too: any machine does"
+    )
     parser.add_argument("--print-step-ms", type=int, default=0, help="mean over so many steps, from the 15th")
     args = parser.parse_args()
     torch.manual_seed(0)
     cuda = args.device == "cuda"
     width, views = (4096, 16) if cuda else (512, 1)  # views: noisy copies of each row
-    depth = args.depth or depth_for(width, views * BATCH, COMPUTE_S, args.device)
+    depth = args.depth or (0 if args.asleep else depth_for(width, views * BATCH, COMPUTE_S, args.device))
     print(f"depth {depth}", flush=True)
-    model = layers(width, depth).to(args.device)
+    model = (Asleep() if args.asleep else layers(width, depth)).to(args.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     x = torch.randn(8 * BATCH, width)
     loader = Ready(x) if args.fast else DataLoader(Rows(x), BATCH, shuffle=True, collate_fn=collate)
