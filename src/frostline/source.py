@@ -279,7 +279,7 @@ def inside(root: str, path: object, what: str) -> str:
     whole = os.path.normpath(os.path.join(root, path))
     if os.path.isabs(path) or os.path.relpath(whole, root or ".").split(os.sep)[0] == os.pardir:
         raise UsageError(
-            f"{what} is {path!r}, which leads out of {root or 'the current folder'}. Give root= the folder "
+            f"{what} is {path!r}, which leads out of {root or '.'!r}. Give root= the folder "
             f"that all of the files are in, and paths relative to it."
         )
     return whole

@@ -74,7 +74,8 @@ class Workload:
     order:     an Order for training; default: fl.Shuffle.
     training:  settings of the training, as {"precision": "bf16", "clip": 1.0}; see `frostline.training`.
     checks:    check(model, batch, figures) for each: called before the first step with what the loss gave;
-               returns what is wrong, in a sentence, or None. It may raise as well.
+               returns what is wrong, in a sentence, or None. It may raise as well. With a parameter `fresh`,
+               it is told whether the weights are those that the model was made with.
     run:       instead of a model: an experiment, run(ctx); see `frostline.experiment.Context`. One that needs
                no data is Workload(None, run=…).
     """

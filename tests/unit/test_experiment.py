@@ -182,6 +182,19 @@ def test_a_damaged_result_is_made_again_with_a_word(
     assert go(experiment, tmp_path / "run").found == 1
 
 
+def test_a_unit_whose_file_is_gone_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "run" / "picture"
+
+    def experiment(ctx: Context) -> Any:
+        return ctx.once("it", lambda: picture.write_text("drawn"), files=[picture])
+
+    assert [go(experiment, tmp_path / "run").made for _ in range(2)] == [1, 0]
+    picture.unlink()
+    assert run(work(experiment), out=tmp_path / "run").made == 1
+    assert f"unit 'it' is made again: {picture} is gone" in capsys.readouterr().err
+    assert picture.read_text() == "drawn"
+
+
 def test_tensors_whose_places_are_spelled_alike_are_kept_apart(tmp_path: Path) -> None:
     given = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}, "c": [torch.zeros(1)], "c[0]": torch.ones(1)}
     for _ in range(2):
@@ -274,9 +287,10 @@ def test_out_of_time_it_stops_between_units_even_where_exceptions_are_caught(tmp
 def test_killed_at_any_moment_every_unit_is_whole_or_absent(tmp_path: Path) -> None:
     """SIGKILL while it writes a large result: the next call ends as one that nobody killed."""
     code = (
-        "import torch, os, sys, frostline as fl\n"
+        "import torch, os, signal, sys, frostline as fl\n"
         "from frostline.experiment import run\n"
         "def unit(i):\n"
+        "    if str(i) == sys.argv[2]: signal.pause()\n"  # at the latest
         "    print(i, flush=True)\n"
         "    return torch.full((1_000_000,), i)\n"
         "def go(ctx):\n"
@@ -284,9 +298,9 @@ def test_killed_at_any_moment_every_unit_is_whole_or_absent(tmp_path: Path) -> N
         "print(run(fl.Workload(None, run=go), out=sys.argv[1], device='cpu', quiet=True).value)\n"
     )
     begun: list[str] = []
-    for stop_at in ("1", "3", None):
+    for stop_at, latest in (("1", "2"), ("3", "4"), (None, "none")):
         process = subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", code, str(tmp_path / "run"), latest], stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None
         for line in process.stdout:

@@ -133,7 +133,7 @@ def _told(result: TrainResult) -> str:
     if held_out:
         at = result.evaluated_at
         earlier = f" at step {at:,}" if at is not None and at != result.step else ""
-        held_out = f"held out{earlier}: {held_out}"
+        held_out = f"{result.evaluated_on}{earlier}: {held_out}"
     told = f"{loss} ({held_out})" if loss and held_out else loss or held_out
     return f": {told}" if told else ""
 

@@ -82,7 +82,14 @@ class Context:
             whose, split=split, batch_size=batch_size, train=train, seed=self.seed, live=live
         )
 
-    def once(self, unit: str, fn: Callable[[], T], *, of: Mapping[str, Any] | None = None) -> T:
+    def once(
+        self,
+        unit: str,
+        fn: Callable[[], T],
+        *,
+        of: Mapping[str, Any] | None = None,
+        files: Iterable[Path] = (),
+    ) -> T:
         """fn(), computed once: killed and run again, the experiment finds its result and goes on after it.
 
         The result is kept in the run's folder: None, numbers, texts, lists, dicts, and tensors. Also the
@@ -91,10 +98,11 @@ class Context:
 
         of: what the result depends on. A kept one that was made with other values is made again, with a word;
             default: all parameters of the workload. Code is not looked at: `--resume never` begins anew.
+        files: what fn writes beside its result, as pictures. Where one is gone, the unit is made again.
         """
         if not callable(fn):
             raise UsageError(f"ctx.once({unit!r}, {fn!r:.60}): expected a function, as lambda: measure(3).")
-        kept = self._units.kept(unit, of)
+        kept = self._units.kept(unit, of, files)
         if kept is not None:
             value: T = kept.value
             return value

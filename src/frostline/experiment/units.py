@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,9 @@ class Units:
         self._asked: dict[str, Any] = {}
         self.made, self.found = 0, 0
 
-    def kept(self, unit: str, of: Mapping[str, Any] | None) -> plain.Loaded | None:
+    def kept(
+        self, unit: str, of: Mapping[str, Any] | None, files: Iterable[Path] = ()
+    ) -> plain.Loaded | None:
         """The unit's result, if it is there and of these settings; what is wrong with one is said."""
         depends = self._depends(unit, of)
         there = plain.load(self._path(unit))
@@ -58,6 +60,7 @@ class Units:
             why = f"{self._path(unit).name} holds {there.about.get('unit')!r}"
         if why is None:
             why = "; ".join(_differences(there.about.get("of"), depends))
+        why = why or "; ".join(f"{file} is gone" for file in files if not Path(file).is_file())
         if why:
             self._note(f"unit {unit!r} is made again: {why}")
             return None

@@ -76,7 +76,8 @@ def _reason(path: Path, error: Exception) -> str:
     text = str(error)
     named = re.search(r"GLOBAL (\S+)", text) or re.search(r"`?(\S+?)`? was not an allowed global", text)
     if "weights_only" in text or "Weights only" in text or "Python objects in dtype" in text:
-        return "holds pickled objects" + (f" ({named[1]})" if named else "") + ", which are never loaded"
+        what = f"holds pickled objects ({named[1]})" if named else "is damaged, or holds pickled objects"
+        return f"{what}, which are never loaded"
     if isinstance(error, OSError) and error.strerror and not isinstance(error, zipfile.BadZipFile):
         text = error.strerror
     first = " ".join(text.splitlines()[0].split())[:160] if text else type(error).__name__

@@ -42,6 +42,12 @@ class Supply:
         self._active: _Iteration | None = None
         self._totals = {"batches": 0.0, "rows": 0.0, "wait_s": 0.0, "seconds": 0.0}
 
+    @property
+    def split(self) -> str | None:
+        """Whose samples these are; None: all."""
+        split: str | None = self._identity["split"]
+        return split
+
     def n_batches(self, epoch: int | None = None) -> int:
         """Batches of an epoch (this one, when none is named); the same for every rank."""
         return self._rows.n_batches(self.epoch if epoch is None else epoch)

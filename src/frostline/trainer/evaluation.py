@@ -19,8 +19,8 @@ from frostline.step import Step
 from frostline.supply import Supply
 from frostline.workload import Workload
 
-HELD_OUT = ("val", "validation", "valid", "dev")
-TESTED = ("test", *HELD_OUT)
+VALIDATED = ("val", "validation", "valid", "dev")
+TESTED = ("test", *VALIDATED)
 
 
 def split_for(workload: Workload, names: tuple[str, ...], asked: str | None = None) -> str | None:
@@ -55,7 +55,8 @@ def evaluate(workload: Workload, step: Step, supply: Supply, *, at: int = 0) -> 
             found: Any = _mean_loss(step, supply)
         else:
             with _as_in_training(step):
-                more = {"step": at} if _takes_step(workload.evaluate) else {}
+                # how long it was trained: what is odd later is usual at first
+                more = {"step": at} if _takes(workload.evaluate, "step") else {}
                 found = workload.evaluate(step.model, supply, **more)
     if not isinstance(found, Mapping) or not found:
         raise UsageError(f"evaluate(model, feed) returned {found!r:.80}; expected {{name: number}}.")
@@ -71,10 +72,10 @@ def evaluate(workload: Workload, step: Step, supply: Supply, *, at: int = 0) -> 
         raise UsageError(f"evaluate(model, feed) returned {dict(found)!r:.200}; expected numbers: {e}") from e
 
 
-def _takes_step(function: Callable[..., Any]) -> bool:
-    """Whether it wants to know how long the model was trained: what is odd later is usual at first."""
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether it has a parameter of this name."""
     try:
-        return "step" in inspect.signature(function).parameters
+        return name in inspect.signature(function).parameters
     except (TypeError, ValueError):  # it has no signature that can be read
         return False
 
@@ -90,12 +91,18 @@ def _mean_loss(step: Step, supply: Supply) -> dict[str, float]:
     return {name: float(value) / rows[name] for name, value in totals.items()} or {"loss": math.nan}
 
 
-def check(workload: Workload, step: Step, batch: Batch, figures: Mapping[str, float]) -> None:
-    """The workload's own assertions; they see the model as it is before the first step."""
+def check(
+    workload: Workload, step: Step, batch: Batch, figures: Mapping[str, float], *, fresh: bool = True
+) -> None:
+    """The workload's own assertions; they see the model as it is before the first step.
+
+    fresh: its weights are those that it was made with.
+    """
     problems = []
     for one in workload.checks:
         with undisturbed(step.model, step.device, eval=False):
-            wrong = one(step.model, copied(batch), dict(figures))
+            more = {"fresh": fresh} if _takes(one, "fresh") else {}
+            wrong = one(step.model, copied(batch), dict(figures), **more)
         if wrong:
             problems.append(f"{getattr(one, '__name__', 'check')}: {wrong}")
     if problems:

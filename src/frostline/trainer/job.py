@@ -23,10 +23,10 @@ from frostline.supply import Supply, supply
 from frostline.trainer import checkpoint, moment, state
 from frostline.trainer.budget import Budget
 from frostline.trainer.distributed import Single
-from frostline.trainer.evaluation import HELD_OUT, split_for, splits_of
+from frostline.trainer.evaluation import VALIDATED, split_for, splits_of
 from frostline.trainer.folder import CHECKPOINTS, PASSED, Chosen, describe
 from frostline.trainer.limits import Limits
-from frostline.trainer.loop import Loop, Parts
+from frostline.trainer.loop import HELD_OUT, TRAINED_ON, Loop, Parts
 from frostline.trainer.progress import TrainProgress
 from frostline.trainer.recorder import Recorder
 from frostline.trainer.schedule import Schedule, changed
@@ -53,6 +53,8 @@ class TrainResult:
     model: nn.Module
     evaluated_at: int | None = None
     """The step of the evaluation; None: this call made none."""
+    evaluated_on: str = HELD_OUT
+    """What it was of: "held out", or "samples trained on" where no split is held out."""
 
 
 class Job:
@@ -71,6 +73,7 @@ class Job:
         self.workload, self.settings, self.budget = workload, settings, budget
         self.device, self.group, self.progress, self.strict = device, group, progress, strict
         self.began = time.monotonic()
+        self.looked_at = HELD_OUT
 
     def run(
         self,
@@ -101,7 +104,7 @@ class Job:
                 loop = Loop(
                     Parts(
                         self.workload, step, batches, held_out, schedule, total, limits, kept, recorder,
-                        self.progress, self.group, chunked,
+                        self.progress, self.group, chunked, self.looked_at,
                     )
                 )  # fmt: skip
                 self._begin(loop, loaded, init_from, schedule)
@@ -116,7 +119,7 @@ class Job:
                     recorder.close(failed=sys.exc_info()[0] is not None)
         return TrainResult(
             folder, loop.at, loop.epoch, loop.figures, loop.evaluated, loop.best, stopped, step.model,
-            loop.evaluated_at,
+            loop.evaluated_at, self.looked_at,
         )  # fmt: skip
 
     def _ran(self, loop: Loop) -> str | None:
@@ -158,6 +161,7 @@ class Job:
             loop.p.recorder.rewind(0)  # of a call that was killed before its first checkpoint
         if init_from is not None:
             taken = state.init_from(loop.step.model, checkpoint.weights(Path(init_from)))
+            loop.fresh = False
             self.progress.note(f"weights from {init_from}: {taken.told()}")
 
     # parts
@@ -217,10 +221,11 @@ class Job:
     def _held_out(self, stores: Mapping[str, Table] | None) -> Supply | None:
         if self.group.rank:
             return None
-        split = split_for(self.workload, HELD_OUT)
+        split = split_for(self.workload, VALIDATED)
         if split is None:
             if self.workload.evaluate is None and self.workload.metric is None:
                 return None
+            self.looked_at = TRAINED_ON
             split = self.split()  # never one called 'test': the best checkpoint is chosen by this
             on = "all samples, also those trained on" if split is None else "the samples trained on"
             self.progress.note(f"no split called 'val': evaluation is on {on}")

@@ -43,6 +43,7 @@ from frostline.workload import Workload
 
 _COUNTED = ("bad", "overflow")
 _STOP, _SAVE = 2, 1
+HELD_OUT, TRAINED_ON = "held out", "samples trained on"
 
 
 @dataclass
@@ -64,6 +65,8 @@ class Parts:
     ranks: Single
     chunked: bool = False
     """The schedule is bound to this call: its fall is not what the next call goes on from."""
+    looked_at: str = HELD_OUT
+    """What evaluations are of."""
 
 
 class Loop:
@@ -74,6 +77,8 @@ class Loop:
         self.settings = parts.step.training
         self.at = 0
         """Optimiser steps done."""
+        self.fresh = True
+        """The model begins with the weights that it was made with."""
         self.best: float | None = None
         self.evaluated: dict[str, float] = {}
         self.evaluated_at: int | None = None
@@ -376,7 +381,8 @@ class Loop:
             _synchronize(self.step.device)
             seconds = time.monotonic() - began
         if self.at == 0:
-            check(self.p.workload, self.step, batch, {name: float(v) for name, v in figures.items()})
+            first = {name: float(v) for name, v in figures.items()}
+            check(self.p.workload, self.step, batch, first, fresh=self.fresh)
         if self.at < AUDITED:
             self._audit = GradientAudit(
                 self.step.model, self.step.optimizer, self.settings.unused, self.p.workload.loss
@@ -491,9 +497,10 @@ class Loop:
         self.evaluated = evaluate(self.p.workload, self.step, self.p.held_out, at=self.at)
         self.evaluated_at = self.at
         if self.p.recorder is not None:
-            self.p.recorder.write(self.at, {"epoch": self.epoch, **self.evaluated}, kind="eval")
+            on = {} if self.p.looked_at == HELD_OUT else {"on": self.p.looked_at}
+            self.p.recorder.write(self.at, {"epoch": self.epoch, **on, **self.evaluated}, kind="eval")
         told = ", ".join(f"{name} {value:.4g}" for name, value in self.evaluated.items())
-        self.p.progress.note(f"step {self.at:,}, held out: {told}")
+        self.p.progress.note(f"step {self.at:,}, {self.p.looked_at}: {told}")
 
     def _keep_best(self, figures: Mapping[str, Any]) -> None:
         """A checkpoint of its own for the best so far; the first rank knows the figures."""

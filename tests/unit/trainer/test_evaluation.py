@@ -21,7 +21,7 @@ from frostline.step import Step
 from frostline.supply import Supply, supply
 from frostline.trainer import evaluate as evaluate_checkpoint
 from frostline.trainer import restored
-from frostline.trainer.evaluation import HELD_OUT, TESTED, check, evaluate, split_for, splits_of, undisturbed
+from frostline.trainer.evaluation import TESTED, VALIDATED, check, evaluate, split_for, splits_of, undisturbed
 from frostline.training import Training
 
 CPU = torch.device("cpu")
@@ -232,6 +232,21 @@ def test_a_figure_that_some_batches_lack_is_the_mean_of_those_that_have_it() -> 
     assert (found["first"], found["x"]) == (8.0, pytest.approx(5.0))
 
 
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_check_is_told_whether_the_weights_are_new_if_it_asks(fresh: bool) -> None:
+    told: list[Any] = []
+
+    def asks(model: nn.Module, batch: fl.Batch, figures: Any, fresh: bool) -> None:
+        told.append(fresh)
+
+    def does_not(model: nn.Module, batch: fl.Batch, figures: Any) -> None:
+        told.append("not asked")
+
+    batch = fl.Batch({"x": torch.ones(3)}, ["a", "b", "c"])
+    check(work(checks=[asks, does_not]), stepped(), batch, {}, fresh=fresh)
+    assert told == [fresh, "not asked"]
+
+
 def test_a_check_gets_a_batch_of_its_own() -> None:
     def changing(model: nn.Module, batch: fl.Batch, figures: Any) -> None:
         batch.pop("x").mul_(2)
@@ -358,7 +373,7 @@ def test_a_checkpoints_figures_are_those_that_training_saw(buffer: bool, tmp_pat
 )
 def test_which_split_is_looked_at(splits: Any, held_out: str | None, tested: str | None) -> None:
     workload = work(splits=splits)
-    assert split_for(workload, HELD_OUT) == held_out
+    assert split_for(workload, VALIDATED) == held_out
     assert split_for(workload, TESTED) == tested
 
 

@@ -650,6 +650,11 @@ def test_without_validation_samples_the_test_ones_do_not_choose_the_best_checkpo
         return {"error": 0.0}
 
     apart = work(evaluate=looked, splits={"train": 0.5, "test": 0.5}, metric=fl.Metric("error"))
-    train(apart, steps=2, out="run", quiet=False)
-    assert "no split called 'val': evaluation is on the samples trained on" in capsys.readouterr().err
+    done = train(apart, steps=2, out="run", quiet=False)
+    said = capsys.readouterr().err
+    assert "no split called 'val': evaluation is on the samples trained on" in said
+    assert "samples trained on: error 0" in said
+    assert "held out" not in said
+    assert done.evaluated_on == "samples trained on"
+    assert [x["on"] for x in read_metrics("run") if x["kind"] == "eval"] == ["samples trained on"]
     assert 0 < len(set(seen)) < N
