@@ -171,13 +171,14 @@ def row_of(seed: int, each: dict[str, Any], health: dict[str, float], alone: Any
         name: metrics.ratio_of(each["coarse"], each[name])[0]
         for name in ("random", "shuffled", "autoregressive")
     }
+    judged = {name: controls[name] for name in metrics.CONTROLS}
     return {
         "seed": seed, "loss_fine": float(each["fine"].mean()), "loss_coarse": float(each["coarse"].mean()),
         "ratio": ratio, "low": low, "high": high, **controls,
         "coarse_alone": float(alone.mean()), "over_alone": over, "over_low": over_low, "over_high": over_high,
         "text": float(each["text"].mean()), "entropy": health["entropy"],
         "correlation": health["correlation"],
-        "verdict": metrics.verdict(ratio, low, high, {n: controls[n] for n in ("random", "shuffled")}),
+        "verdict": metrics.verdict(ratio, low, high, judged, metrics.over(each)),
     }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Clips with their captions, as a source: a folder, a pattern or a list, filtered by how long they last.
 
-How long comes from a clip's header only; nothing is decoded here. Files that cannot be opened stay in:
-freezing quarantines them and says why.
+How long comes from a clip's header, or from its packets where that is silent; nothing is decoded. Files that
+cannot be opened stay in: freezing quarantines them and says why.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import frostline as fl
 from frostline import stages
 from frostline.errors import MissingExtra, UsageError
+from frostline.wording import many
 from frostline_recipes.foveated import lists
 from frostline_recipes.foveated.lists import Clip
 from frostline_recipes.foveated.splits import SPLITS, divided
@@ -29,12 +31,14 @@ VIDEO = (
     ".wmv", ".3gp",
 )  # fmt: skip
 """What counts as a clip in a folder; a pattern takes what it matches."""
+_TEXT = (".txt", ".lst", ".list")
+"""How people call a text file of paths."""
 _THREADS, _AT_ONCE, _SLACK_S = 16, 256, 0.001
 """Threads that open files, how many files they are given at a time, and what headers round."""
 _TELL_S = 5.0
 """How often it is said how many were opened: a hundred thousand take minutes."""
 _UNTOLD = -1.0
-"""Seconds of a clip that can be opened, and whose header does not tell them."""
+"""Seconds of a clip that can be opened, and that neither its header nor its packets tell."""
 log = logging.getLogger("frostline")
 
 
@@ -51,7 +55,7 @@ def clips(
     """Clips that last min_s…max_s: fields key, path, duration_s, and caption and split where they are known.
 
     videos:   a folder, a pattern such as 'clips/**/*.mp4', or a list (.json, .jsonl, .csv, .tsv, .parquet)
-              with a column path, video or file, or WebVid's videoid and page_dir, relative to its folder.
+              with a column path, video or file, or WebVid's videoid and page_dir: paths below its folder.
     captions: a list for clips whose captions are not in `videos`. A folder's own captions.csv (.json …) is
               found by itself.
     limit:    at most so many clips, of each split its share.
@@ -73,9 +77,12 @@ def clips(
         told = [row for row, _ in kept]
     extra = [name for name in ("caption", "split") if any(getattr(row, name) for row in told)]
     rows = [
-        {"key": _key(row), "path": row.path, "duration_s": s, **{name: getattr(row, name) for name in extra}}
+        {
+            "key": _key(row), "path": row.path, "duration_s": max(0.0, s),
+            **{name: getattr(row, name) for name in extra},
+        }
         for row, s in kept
-    ]
+    ]  # fmt: skip
     return replace(fl.Source.table(rows, key="key", paths="path", root=found.root or None), what=videos)
 
 
@@ -93,6 +100,8 @@ class _Found:
     clips: Sequence[Clip]
     list: str = ""
     """The list that the clips, or their captions, are from."""
+    lines: Sequence[Clip] = ()
+    """What the list of captions says, as it is written there."""
 
 
 def _check(videos: str, min_s: float, max_s: float, limit: int | None) -> None:
@@ -118,22 +127,40 @@ def _listed(videos: str, need_caption: bool) -> _Found:
     """The clips of a list, in its folder or in the folder `videos` beside it."""
     place = Path(videos)
     named = lists.read(place, need_caption=need_caption)
-    folder = os.fspath(place.parent)
-    out = [row.path for row in named if os.path.isabs(row.path) or row.path.split("/")[0] == ".."]
+    below = [_below_folder(place, row.path) for row in named]
+    out = [row.path for row, path in zip(named, below, strict=True) if path is None]
     if out:
+        folder = os.path.abspath(place.parent)
+        every = {os.path.dirname(os.path.abspath(os.path.join(folder, row.path))) for row in named}
         raise UsageError(
-            f"{len(out):,} clips of {videos} are not named by a path below the list's folder {folder}. Put "
-            f"the list where the clips are, or give videos= their folder and captions={videos}:",
-            problems=out[:10],
+            f"{many(len(out), 'clip')} of {videos} lie outside of its folder {folder}, and a list only names "
+            f"clips below it. Put it into {os.path.commonpath(every)}, where all of them are, with absolute "
+            "paths or with paths from there:",
+            problems=lists.ten(out),
         )
-    roots = [r for r in (folder, os.path.join(folder, "videos")) if os.path.isdir(r)]
+    found = lists.once(place, (replace(r, path=p or "") for r, p in zip(named, below, strict=True)))
+    roots = lists.folders(place)
     # Of all: of a list as long as WebVid's the first thousands may never have been downloaded.
-    there = (r for r in roots if any(os.path.exists(os.path.join(r, row.path)) for row in named))
-    return _Found(videos, next(there, folder), named, list=videos)
+    there = (
+        r for r in roots if os.path.isdir(r) and any(os.path.exists(os.path.join(r, c.path)) for c in found)
+    )
+    return _Found(videos, next(there, roots[0]), found, list=videos)
+
+
+def _below_folder(place: Path, path: str) -> str | None:
+    """A listed path as one below the list's folder, also where it is absolute; None: it leads out of it."""
+    if not os.path.isabs(path) and path.split("/")[0] != "..":
+        return path
+    for folder in (os.path.abspath(place.parent), os.path.realpath(place.parent)):
+        below = os.path.relpath(os.path.join(folder, path), folder).replace(os.sep, "/")
+        if below.split("/")[0] != "..":
+            return below
+    return None
 
 
 def _files(videos: str) -> _Found:
     """The clips of a folder, or those that match a pattern."""
+    _refuse_text(videos)
     if os.path.isdir(videos):
         names = [*_below(videos)]
         matched = [name for name in names if PurePosixPath(name).suffix.lower() in VIDEO]
@@ -153,6 +180,15 @@ def _files(videos: str) -> _Found:
     split = {path: lists.SPLITS.get(path.split("/")[0].lower(), "") for path in paths if "/" in path}
     apart = len(split) == len(paths) and all(split.values())
     return _Found(videos, root, [Clip(path, split=split[path] if apart else "") for path in paths])
+
+
+def _refuse_text(videos: str) -> None:
+    """A list that is none, and would be opened as a video."""
+    if videos.lower().endswith(_TEXT) and os.path.isfile(videos):
+        raise UsageError(
+            f"videos={videos!r} is a text file; lists of clips are {', '.join(lists.SUFFIXES)}. One with a "
+            "path a line becomes a list by a first line that says `path`, and a name that ends in .csv."
+        )
 
 
 def _below(folder: str, *above: str) -> Iterator[str]:
@@ -189,7 +225,7 @@ def _with_captions(found: _Found, captions: str | None, need: bool) -> _Found:
         Clip(clip.path, line.caption, line.split or clip.split) if line else clip
         for clip, line in zip(found.clips, lines, strict=True)
     ]
-    return replace(found, clips=told, list=given)
+    return replace(found, clips=told, list=given, lines=read)
 
 
 def _refuse_missing(found: _Found, clips: Sequence[Clip]) -> None:
@@ -203,13 +239,32 @@ def _refuse_missing(found: _Found, clips: Sequence[Clip]) -> None:
     else:
         advice = (
             f"{found.list} has no line with their path, nor with a name that no other clip or line has; or "
-            "the caption there is empty. Add them, or give that list as videos= to use only its own clips"
+            f"the caption there is empty. Add them, or {_only_listed(found, len(clips) - len(bare), True)}"
         )
     raise UsageError(
         f"{len(bare):,} of {len(clips):,} clips in {found.what} have no caption, which this objective needs. "
         f"{advice}; objective=reconstruct needs none:",
-        problems=_first(bare),
+        problems=lists.ten(bare),
     )
+
+
+def _only_listed(found: _Found, told: int, need_captions: bool) -> str:
+    """How to use the clips of a list alone; lines may have been matched to clips that they do not lead to."""
+    place, root = Path(found.list), os.path.abspath(found.root or ".")
+    known = [path for path in (_below_folder(place, line.path) for line in found.lines) if path is not None]
+    near = any(_there(folder, known) >= max(1, told) for folder in lists.folders(place))
+    steps = []
+    if not near and _there(root, [line.path for line in found.lines]) < max(1, told):
+        steps.append(f"write each clip's path below {root}")
+    if need_captions and not all(line.caption for line in found.lines):
+        steps.append("take out lines without a caption")
+    give = "give that list" if near else f"put that list into {root} and give it there"
+    first = f"in that list {' and '.join(steps)}; then " if steps else ""
+    return f"{first}{give} as videos= to use only its own clips"
+
+
+def _there(folder: str, paths: Sequence[str]) -> int:
+    return sum(os.path.exists(os.path.join(folder, path)) for path in paths)
 
 
 def _refuse_part_of_splits(found: _Found, clips: Sequence[Clip]) -> None:
@@ -219,22 +274,18 @@ def _refuse_part_of_splits(found: _Found, clips: Sequence[Clip]) -> None:
         raise UsageError(
             f"{len(bare):,} of {len(clips):,} clips in {found.what} are of no split; {found.list} names one "
             "for the others. Add them to it, take its column of splits out, so that all are divided by their "
-            "keys, or give that list as videos= to use only its own clips:",
-            problems=_first(bare),
+            f"keys, or {_only_listed(found, len(clips) - len(bare), False)}:",
+            problems=lists.ten(bare),
         )
 
 
 def _divided(kept: Sequence[tuple[Clip, float]]) -> list[tuple[Clip, float]]:
     """With splits, where by shares of the keys one would be empty."""
     # A clip that cannot be opened will be quarantined: no split should have to rest on it.
-    sure = [_key(clip) for clip, seconds in kept if seconds]
-    every = [_key(clip) for clip, _ in kept]
-    found = divided(sure if len(sure) >= len(SPLITS) else every)
+    sure = [_key(clip) for clip, seconds in kept if seconds > 0]
+    opened = [_key(clip) for clip, seconds in kept if seconds]
+    found = divided(sure if len(sure) >= len(SPLITS) else opened)
     return [(replace(clip, split=found.get(_key(clip), "train") if found else ""), s) for clip, s in kept]
-
-
-def _first(paths: Sequence[str]) -> list[str]:
-    return [*paths[:10], *([f"… and {len(paths) - 10:,} more"] if len(paths) > 10 else [])]
 
 
 # --- how long they last -------------------------------------------------------------------------------
@@ -247,7 +298,7 @@ class _Left:
     gone: list[str] = field(default_factory=list)
     lasting: list[float] = field(default_factory=list)
     untold: list[str] = field(default_factory=list)
-    """Kept, though their headers do not tell how long they last."""
+    """Kept, though they do not tell how long they last."""
 
     def say(self, found: _Found, kept: int, min_s: float, max_s: float) -> None:
         why = []
@@ -270,7 +321,7 @@ class _Left:
         said = []
         if self.untold and (min_s > 0 or max_s < math.inf):
             said.append(
-                f"{len(self.untold):,} of them with no duration in the header, so perhaps outside "
+                f"{len(self.untold):,} of them without a duration or time stamps, so perhaps outside "
                 f"{min_s:g}…{max_s:g} s (the first: {self.untold[0]})"
             )
         if why:
@@ -280,7 +331,7 @@ class _Left:
 
 
 def _within(found: _Found, min_s: float, max_s: float, limit: int | None) -> list[tuple[Clip, float]]:
-    """The clips that last so long, in their order, with the seconds; what is left out is said once."""
+    """The clips that last so long, in their order, with what _seconds says; what is left out is said once."""
     left = _Left()
     kept: dict[Clip, float] = {}
     waiting = _mixed(found.clips) if limit else list(found.clips)
@@ -295,7 +346,7 @@ def _within(found: _Found, min_s: float, max_s: float, limit: int | None) -> lis
                     left.gone.append(clip.path)
                 elif seconds == _UNTOLD:
                     left.untold.append(clip.path)
-                    kept[clip] = 0.0
+                    kept[clip] = seconds
                 elif seconds and not min_s - _SLACK_S <= seconds <= max_s + _SLACK_S:
                     left.lasting.append(seconds)
                 else:
@@ -319,17 +370,31 @@ def _mixed(clips: Sequence[Clip]) -> list[Clip]:
 
 
 def _seconds(path: str) -> float | None:
-    """What the header says; _UNTOLD if it says nothing, 0 if it cannot be read, None if there is no file."""
+    """What the file says; _UNTOLD if it says nothing, 0 if there is no film to read, None if no file."""
     try:
         import av
+        from av.stream import Disposition
     except ImportError as e:
         raise MissingExtra.needed("Reading how long clips last", package="av", extra="video") from e
     if not os.path.isfile(path):
         return None
     try:
         with stages.open_clip(path) as clip:
-            lasting = [s.duration * s.time_base for s in clip.streams.video if s.duration]
+            films = [s for s in clip.streams.video if not s.disposition & Disposition.attached_pic]
+            if not films:
+                return 0.0
+            lasting = [s.duration * s.time_base for s in films if s.duration]
             whole = clip.duration / av.time_base if clip.duration else 0.0
-            return float(lasting[0] if lasting else whole) or _UNTOLD
+            return float(lasting[0] if lasting else whole) or _counted(clip, films[0]) or _UNTOLD
     except (av.FFmpegError, OSError):
         return 0.0  # not swallowed: freezing opens it again, and quarantines it with the reason
+
+
+def _counted(clip: Any, film: Any) -> float:
+    """Seconds by the packets of a film, as of one that was streamed; 0: they tell none."""
+    read = [(p.pts, p.duration or 0) for p in clip.demux(film) if p.size]
+    stamps = [(pts, lasts) for pts, lasts in read if pts is not None]
+    if stamps:
+        first, last = min(pts for pts, _ in stamps), max(pts + lasts for pts, lasts in stamps)
+        return float((last - first) * film.time_base)
+    return float(len(read) / film.average_rate) if film.average_rate else 0.0

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from frostline.errors import MissingExtra, UsageError
+from frostline.wording import many
 
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 PATH = ("path", "video", "file", "video_path", "file_name", "filename", "videoid", "video_id", "contenturl")
@@ -30,6 +32,9 @@ SPLITS = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 """How splits are called, and what we call them."""
+_IDS = ("videoid", "video_id")
+"""Columns of PATH that hold ids, not names of files."""
+log = logging.getLogger("frostline")
 
 
 @dataclass(frozen=True)
@@ -37,13 +42,13 @@ class Clip:
     """One clip of a list, or of a folder."""
 
     path: str
-    """Relative to the folder that the clips are in, with `/`."""
+    """Relative to the folder that the clips are in, with `/`; of a line just read, as the line has it."""
     caption: str = ""
     split: str = ""
 
 
 def read(path: Path, *, need_caption: bool) -> list[Clip]:
-    """All clips of a list, those listed again with another caption left out.
+    """All clips of a list, each once.
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp()) / "webvid.csv"
@@ -66,9 +71,18 @@ def read(path: Path, *, need_caption: bool) -> list[Clip]:
         raise UsageError(f"{path} cannot be used as a list of clips; it has {have}:", problems=problems)
     if need_caption and caption:
         _refuse_nested(path, rows, caption)
-    folder = columns.get("page_dir") if key.lower() in ("videoid", "video_id") else None
-    clips = [Clip(_place(row, key, folder), _text(row.get(caption)), _text(row.get(split))) for row in rows]
+    page, roots = columns.get("page_dir"), folders(path)
+    places = (_place(row, key, page, roots) for row in rows)
+    clips = [
+        Clip(place, _text(row.get(caption)), _text(row.get(split)))
+        for place, row in zip(places, rows, strict=True)
+    ]
     return _checked(path, clips, key, split)
+
+
+def folders(path: Path) -> list[str]:
+    """What the paths of a list may be relative to: its folder, or the folder `videos` beside it."""
+    return [os.fspath(path.parent), os.path.join(path.parent, "videos")]
 
 
 def _refuse_nested(path: Path, rows: Sequence[Mapping[Any, Any]], caption: str) -> None:
@@ -83,36 +97,68 @@ def _refuse_nested(path: Path, rows: Sequence[Mapping[Any, Any]], caption: str) 
 
 
 def _unusable(path: Path, problems: Sequence[str]) -> UsageError:
-    more = [f"… and {len(problems) - 10:,} more"] if len(problems) > 10 else []
-    return UsageError(f"{path} has rows that cannot be used:", problems=[*problems[:10], *more])
+    return UsageError(f"{path} has rows that cannot be used:", problems=ten(problems))
+
+
+def ten(problems: Sequence[str]) -> list[str]:
+    """The first ten, and how many more there are."""
+    return [*problems[:10], *([f"… and {len(problems) - 10:,} more"] if len(problems) > 10 else [])]
 
 
 def _checked(path: Path, clips: Sequence[Clip], key: str, split: str | None) -> list[Clip]:
     """Each clip once, with splits called as we call them; or UsageError with all rows that are wrong."""
-    problems = []
-    found: dict[str, Clip] = {}
+    problems, found = [], []
     for i, clip in enumerate(clips):
         called = SPLITS.get(clip.split.lower(), "") if split else ""
         if not clip.path:
             problems.append(f"row {i + 1} has no {key}")
         if split and not called:
             problems.append(f"row {i + 1}: {split} is {clip.split!r}; expected train, val or test")
-        found.setdefault(clip.path, Clip(clip.path, clip.caption, called))
+        found.append(Clip(clip.path, clip.caption, called))
     if problems:
         raise _unusable(path, problems)
+    return once(path, found)
+
+
+def once(path: Path, clips: Iterable[Clip]) -> list[Clip]:
+    """Each clip as it is named first; another caption is said aloud, another split is a UsageError."""
+    found: dict[str, Clip] = {}
+    apart: dict[str, str] = {}
+    otherwise: dict[str, None] = {}
+    for clip in clips:
+        first = found.setdefault(clip.path, clip)
+        if first.split != clip.split:
+            apart.setdefault(clip.path, f"{clip.path}: {first.split} and {clip.split}")
+        if first.caption != clip.caption:
+            otherwise[clip.path] = None
+    if apart:
+        raise UsageError(
+            f"{path} names {many(len(apart), 'clip')} more than once, with different splits. A clip is of "
+            "one split; take the other lines out:",
+            problems=ten([*apart.values()]),
+        )
+    if otherwise:
+        are = f"{many(len(otherwise), 'clip')} {'is' if len(otherwise) == 1 else 'are'}"
+        log.warning(
+            "%s: %s named more than once with other captions; the first caption is used (the first: %s)",
+            path, are, next(iter(otherwise)),
+        )  # fmt: skip
     return list(found.values())
 
 
-def _place(row: Mapping[Any, Any], key: str, folder: str | None) -> str:
+def _place(row: Mapping[Any, Any], key: str, page: str | None, roots: Sequence[str]) -> str:
     """Where a row's clip is, as far as the row says it."""
     name = _text(row.get(key))
     if key.lower() == "contenturl" and "://" in name:  # where it came from; files keep the last part
         name = PurePosixPath(unquote(urlsplit(name).path)).name
     if not name:
         return ""
+    is_id = key.lower() in _IDS
     if not any(map(str.isalpha, PurePosixPath(name).suffix)):  # an id, perhaps with seconds: v_10.5_20.0
-        name += ".mp4"
-    return os.path.normpath(os.path.join(_text(row.get(folder)), name)).replace(os.sep, "/")
+        as_written = not is_id and any(os.path.isfile(os.path.join(root, name)) for root in roots)
+        name += "" if as_written else ".mp4"
+    within = _text(row.get(page)) if is_id else ""
+    return os.path.normpath(os.path.join(within, name)).replace(os.sep, "/")
 
 
 def _first(value: Any) -> Any:

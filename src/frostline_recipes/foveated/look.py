@@ -114,9 +114,11 @@ def run(ctx: Any, checkpoint: str, clip: str, n: int, split: str) -> dict[str, A
     shown = []
     for i, row in enumerate(ctx.progress(rows, what="clips")):
         folder = ctx.out / f"{i:02d}-{_slug(row['key'])}"
+        pictures = [folder / name for name in ("grid.png", "gaze.mp4", "heads.png")]
+        of = {**ctx.parameters, "weights": weights, "clip": _digest(row["path"]), "row": _plain(row)}
         drawn = partial(_one, ctx, folder, model, data, row, words)
-        made = ctx.once(f"look {row['key']}", drawn, of={**ctx.parameters, "weights": weights})
-        grid, film, heads = ((folder / name).read_bytes() for name in ("grid.png", "gaze.mp4", "heads.png"))
+        made = ctx.once(f"look {row['key']}", drawn, of=of, files=pictures)
+        grid, film, heads = (picture.read_bytes() for picture in pictures)
         shown.append(page.Shown(row["key"], grid, film, heads, made["captions"], made["figures"]))
     metrics = _metrics(checkpoint)
     about = f"{checkpoint}: attention in multiples of an even look; brighter is more."
@@ -330,6 +332,19 @@ def _content(model: torch.nn.Module) -> str:
         found.update(f"{name} {value.dtype} {list(value.shape)} ".encode())
         found.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy())
     return found.hexdigest()
+
+
+def _digest(path: str) -> str:
+    """Of a file's content; "" where it cannot be read: decoding says why."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in row.items()}
 
 
 def _slug(key: str) -> str:

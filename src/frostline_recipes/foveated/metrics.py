@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from frostline.wording import many
 from frostline_recipes.foveated.model import Control
 from frostline_recipes.foveated.passes import Pass, losses, parts
 
@@ -27,6 +28,8 @@ CONTROLS = ("random", "shuffled")
 """Of queries. The static query is the third, and the coarse pass itself."""
 HELPED = 1.02
 """What random queries gain should stay below this: they choose nothing."""
+FEWEST = 20
+"""Clips that a verdict rests on: intervals by drawing a handful anew are far too narrow."""
 
 
 def loss(model: nn.Module, batch: Any, *, lambda_coarse: float = 1.0, coarse_only: bool = False) -> Any:
@@ -80,7 +83,8 @@ def evaluate(
     told["clips"] = float(len(each["coarse"]))
     if not coarse_only:
         told |= _compared(each)
-    say(told, warming=step is not None and step < warmup_steps)
+    trained_on = getattr(feed, "split", "") in ("train", None)
+    say(told, warming=step is not None and step < warmup_steps, trained_on=trained_on)
     return told
 
 
@@ -158,7 +162,12 @@ def _compared(each: Mapping[str, Any]) -> dict[str, float]:
     for control in (*CONTROLS, "autoregressive"):
         if control in each:
             told[f"ratio_{control}"] = ratio_of(each["coarse"], each[control])[0]
-    return told
+    return told | {f"over_{control}_low": low for control, low in over(each).items()}
+
+
+def over(each: Mapping[str, Any]) -> dict[str, float]:
+    """How much better than each control the model's own queries are, as loss over loss: at least so much."""
+    return {name: ratio_of(each[name], each["fine"])[1] for name in CONTROLS if name in each}
 
 
 def ratio_of(above: Sequence[float], below: Sequence[float], draws: int = 2000) -> tuple[float, float, float]:
@@ -176,21 +185,30 @@ def ratio_of(above: Sequence[float], below: Sequence[float], draws: int = 2000) 
     return float(a.mean() / b.mean()), float(low), float(high)
 
 
-def verdict(ratio: float, low: float, high: float, controls: Mapping[str, float] | None = None) -> str:
+def verdict(
+    ratio: float,
+    low: float,
+    high: float,
+    controls: Mapping[str, float] | None = None,
+    over: Mapping[str, float] | None = None,
+) -> str:
     """What document 001 would call it; an interval that reaches 1 shows nothing.
 
     controls: their ratios, as {"random": 1.001}; what queries without a choice gain as well shows nothing.
+    over:     how much better than each of them the model is at least; default: by the ratios alone.
 
     >>> verdict(1.22, 1.18, 1.26)
     'very promising: ratio 1.220 (1.180 to 1.260)'
     >>> verdict(1.22, 1.18, 1.26, {"random": 1.21})
     'not shown: ratio 1.220 (1.180 to 1.260), and random queries give 1.210; below 1.02 is expected'
+    >>> verdict(1.2, 1.1, 1.3, {"shuffled": 1.19}, {"shuffled": 0.99})
+    'not shown: ratio 1.200 (1.100 to 1.300), and shuffled queries (1.190) do as well as those asked'
     """
     digits = _digits(ratio)
     figures = f"ratio {ratio:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
     if not low > 1 or abs(ratio - 1) < STUCK:  # also where it is no number
         return f"not shown: {figures}"
-    if why := _without_choice(ratio, controls or {}):
+    if why := _without_choice(ratio, controls or {}, over or {}):
         return f"not shown: {figures}, and {why}"
     if ratio > 1.15:
         return f"very promising: {figures}"
@@ -202,19 +220,27 @@ def _digits(ratio: float) -> int:
     return 4 if abs(ratio - 1) < STUCK else 3
 
 
-def _without_choice(ratio: float, controls: Mapping[str, float]) -> str:
+def _without_choice(ratio: float, controls: Mapping[str, float], over: Mapping[str, float]) -> str:
     """Why a gain does not come from where the model chose to look; empty where the controls gain nothing."""
     if not controls.get("random", 1.0) < HELPED:  # also where it is no number
         return f"random queries give {controls['random']:.3f}; below {HELPED:g} is expected"
-    as_well = [name for name, found in controls.items() if not found < ratio]
+    as_well = [name for name, found in controls.items() if not _beaten(name, found, ratio, over)]
     if as_well:
         told = " and ".join(f"{name} queries ({controls[name]:.3f})" for name in as_well)
-        return f"{told} do as well as those that were asked"
+        return f"{told} do as well as those asked"
     return ""
+
+
+def _beaten(name: str, control: float, ratio: float, over: Mapping[str, float]) -> bool:
+    return over[name] > 1 if name in over else control < ratio
 
 
 def _controls(figures: Mapping[str, float]) -> dict[str, float]:
     return {name: figures[f"ratio_{name}"] for name in CONTROLS if f"ratio_{name}" in figures}
+
+
+def _over(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: figures[f"over_{name}_low"] for name in CONTROLS if f"over_{name}_low" in figures}
 
 
 def alarms(figures: Mapping[str, float], *, warming: bool = False) -> list[str]:
@@ -226,7 +252,7 @@ def alarms(figures: Mapping[str, float], *, warming: bool = False) -> list[str]:
     if abs(ratio - 1) < STUCK:
         stuck = f"the ratio is {ratio:.4f}: the fine pass tells nothing that the coarse one did not"
         found += [] if warming else [stuck]
-    elif ratio > 1 and (why := _without_choice(ratio, _controls(figures))):
+    elif ratio > 1 and (why := _without_choice(ratio, _controls(figures), _over(figures))):
         found.append(f"{why}: what the fine pass gains does not come from where it looks")
     if figures["entropy"] > 1 - UNIFORM:
         found.append(
@@ -236,17 +262,23 @@ def alarms(figures: Mapping[str, float], *, warming: bool = False) -> list[str]:
     return found
 
 
-def lines(figures: Mapping[str, float], *, warming: bool = False) -> list[str]:
-    """The verdict and the alarms of an evaluation; of a coarse pass alone only the alarms."""
-    told = [f"{_verdict_of(figures)}. {_controls_told(figures)}"] if "ratio" in figures else []
+def lines(figures: Mapping[str, float], *, warming: bool = False, trained_on: bool = False) -> list[str]:
+    """The verdict and the alarms of an evaluation; of a coarse pass alone only the alarms.
+
+    trained_on: these are clips that the model was trained on.
+    """
+    told = [f"{_verdict_of(figures, trained_on)}. {_controls_told(figures)}"] if "ratio" in figures else []
     return told + [f"warning: {alarm}." for alarm in alarms(figures, warming=warming)]
 
 
-def _verdict_of(figures: Mapping[str, float]) -> str:
-    ratio = figures["ratio"]
-    if figures.get("clips") == 1:
-        return f"not shown: ratio {ratio:.{_digits(ratio)}f} of one clip, and of one there is no interval"
-    return verdict(ratio, figures["ratio_low"], figures["ratio_high"], _controls(figures))
+def _verdict_of(figures: Mapping[str, float], trained_on: bool) -> str:
+    ratio, clips = figures["ratio"], int(figures.get("clips", FEWEST))
+    told = f"not shown: ratio {ratio:.{_digits(ratio)}f}"
+    if trained_on:
+        return f"{told} on clips that it was trained on, which show nothing of others"
+    if clips < FEWEST:
+        return f"{told} of {many(clips, 'clip')}; a verdict needs {FEWEST} that it was not trained on"
+    return verdict(ratio, figures["ratio_low"], figures["ratio_high"], _controls(figures), _over(figures))
 
 
 def _controls_told(figures: Mapping[str, float]) -> str:
@@ -257,7 +289,7 @@ def _controls_told(figures: Mapping[str, float]) -> str:
     return f"Controls: {told}."
 
 
-def say(figures: Mapping[str, float], *, warming: bool = False) -> None:
+def say(figures: Mapping[str, float], *, warming: bool = False, trained_on: bool = False) -> None:
     """What an evaluation comes to, where a person sees it."""
-    for line in lines(figures, warming=warming):
+    for line in lines(figures, warming=warming, trained_on=trained_on):
         log.warning("foveated: %s", line)

@@ -47,6 +47,11 @@ class Settings:
         return self.objective != "reconstruct"
 
     @property
+    def encoder_inside(self) -> bool:
+        """Whether the model has the encoder in it, and sees frames, not features."""
+        return self.attention == "deep" or self.train_encoder
+
+    @property
     def coarse_only(self) -> bool:
         return self.fine_iterations == 0
 
@@ -94,17 +99,18 @@ def trained(pipeline: fl.Pipeline, vision: Vision, llm: str, how: Settings, *, s
             "microbatch": how.batch_size if how.grad_accum > 1 else None, "eval_every": how.eval_every,
             "eval_rows": EVALUATED, "unused": unused,
         },
-        checks=[caption_loss_starts_near_uniform] if how.tells and own else [],
+        checks=[captions_begin_near_uniform] if how.tells and own else [],
     )  # fmt: skip
 
 
 def build(vision: Vision, llm: str, how: Settings) -> Foveated:
-    """The model that is trained; parts without weights of their own start from the seed."""
-    words = networks.language_model(llm, seed=how.seed)
+    """The model that is trained; parts without weights of their own start from the training's seed."""
+    seed = torch.initial_seed()  # as the trainer set it: --seed goes before the parameter
+    words = networks.language_model(llm, seed=seed)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(how.seed)
+        torch.manual_seed(seed)
         inside = None
-        if how.attention == "deep" or how.train_encoder:
+        if how.encoder_inside:
             pixels = networks.preprocess(vision.size, vision.mean, vision.std)
             inside = Encoder(networks.encoder(vision.name), pixels, trainable=how.train_encoder)
         gaze: nn.Module
@@ -138,10 +144,10 @@ def adamw(model: nn.Module, *, rate: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(learned, rate, weight_decay=0.01, betas=(0.9, 0.98), fused=fused)
 
 
-def caption_loss_starts_near_uniform(model: Any, batch: Any, figures: Any) -> str | None:
+def captions_begin_near_uniform(model: Any, batch: Any, figures: Any, fresh: bool = True) -> str | None:
     """Before the first step a language model with random weights tells nothing: ln V, or labels are wrong."""
     uniform = math.log(model.llm.config.vocab_size)
     told = float(figures["loss_coarse"])
-    if model.objective == "caption" and abs(told - uniform) > 1.0:
+    if fresh and model.objective == "caption" and abs(told - uniform) > 1.0:
         return f"the first caption loss is {told:.2f}; with so many words it should be near {uniform:.2f}"
     return None

@@ -107,7 +107,8 @@ def workload(
         warmup_steps=warmup_steps, precision=precision, max_tokens=max_tokens, eval_every=eval_every,
         seed=seed, attention=attention, train_encoder=train_encoder,
     )  # fmt: skip
-    _refuse(how, num_frames, stored_frames, objects=objects, frames_a_call=frames_a_call)
+    asked = {"encoder_precision": encoder_precision != "fp32", "compile_encoder": compile_encoder}
+    _refuse(how, num_frames, stored_frames, asked, objects=objects, frames_a_call=frames_a_call)
     encoder, llm, vae = map(os.path.expanduser, (encoder, llm, vae))
     latents = objective != "caption"
     vision = networks.find(encoder=encoder, llm=llm, vae=vae, size=frame_size, latents=latents)
@@ -120,7 +121,7 @@ def workload(
     video = stages.Video(frames=stored_frames, size=frame_size, fit="cover")
     steps: list[Any] = [fl.Stage("clip", video, reads="path", writes=("frames", "times"))]
     seen = ["frames", "times"]
-    if attention == "shallow" and not train_encoder:
+    if not how.encoder_inside:
         seen[0] = "features"
         network = fl.lazy(features, frame_size, vision.mean, vision.std, **networks.place(encoder))
         half = None if encoder_precision == "fp32" else encoder_precision
@@ -188,8 +189,18 @@ def load(checkpoint: str) -> tuple[nn.Module, fl.Workload]:
     return restored(work, checkpoint), work
 
 
-def _refuse(how: Settings, num_frames: int, stored_frames: int, **at_least_one: int) -> None:
+def _refuse(
+    how: Settings, num_frames: int, stored_frames: int, of_frozen: Mapping[str, bool], **at_least_one: int
+) -> None:
+    """of_frozen: what was asked of an encoder whose features are stored."""
     problems = how.problems()
+    given = [name for name, is_given in of_frozen.items() if is_given]
+    if given and how.encoder_inside:
+        why = "train_encoder=true" if how.train_encoder else "attention=deep"
+        problems.append(
+            f"{' and '.join(given)} say how features are computed that are stored; with {why} none are, and "
+            "the encoder computes as the training does: precision=bf16, --compile"
+        )
     least = how.fewest_frames
     if not least <= num_frames <= stored_frames:
         told = f"num_frames is {num_frames} and stored_frames {stored_frames}"

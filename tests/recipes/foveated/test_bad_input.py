@@ -108,6 +108,8 @@ def test_a_clip_shorter_than_the_frames_asked_for_is_quarantined_with_the_reason
         ({"warmup_steps": -1}, "warmup_steps is -1; at least 0"),
         ({"max_tokens": 0}, "max_tokens is 0; at least 1"),
         ({"frames_a_call": 0}, "frames_a_call is 0; at least 1"),
+        ({"attention": "deep", "encoder_precision": "bf16"}, "with attention=deep none are"),
+        ({"train_encoder": "true", "compile_encoder": "true"}, "with train_encoder=true none are"),
         ({"videos": "glyphs", "n_clips": 2}, "n_clips is 2; at least one clip for each split"),
         ({"videos": "glyphs", "glyph_scale": 9}, "glyph_scale is 9; 0.5 to 2"),
         ({"videos": "glyphs", "clip_size": 33}, "clip_size is 33; an even number of pixels"),
@@ -282,4 +284,4 @@ def test_a_split_of_one_clip_is_evaluated_and_shows_nothing(
     assert told.code == 0, told.err
     assert "clips 1," in told.out
     assert "not shown: ratio" in caplog.text
-    assert "of one clip" in caplog.text
+    assert "of 1 clip; a verdict needs 20" in caplog.text

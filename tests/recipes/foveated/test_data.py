@@ -340,8 +340,10 @@ def test_keys_move_only_where_a_split_would_be_empty(keys: set[str]) -> None:
     by_hash = by_shares([*keys])
     found = splits.divided([*keys])
     whole = set(by_hash.values()) == set(splits.SPLITS)
-    assert bool(found) == (len(keys) >= 3 and not whole)
-    if found:
+    assert bool(found) == (not whole)
+    if 0 < len(keys) < 3:
+        assert found == dict.fromkeys(keys, "train")
+    elif found:
         assert found.keys() == keys
         assert set(found.values()) == set(splits.SPLITS)
         assert found == splits.divided(sorted(keys)), "whatever their order"
@@ -359,6 +361,50 @@ def test_a_split_does_not_rest_on_a_clip_that_cannot_be_opened(
     found = splits_of(clips(str(tmp_path), divide=True))
     del found[alone[0]]
     assert set(found.values()) == {"train", "val", "test"}
+
+
+def only_sound(path: Path) -> None:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("aac", rate=8000, layout="mono")
+        for k in range(24):
+            frame = av.AudioFrame(format="fltp", layout="mono", samples=1024)
+            frame.planes[0].update(bytes(4096))
+            frame.sample_rate, frame.pts = 8000, 1024 * k
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+
+
+def test_a_split_does_not_rest_on_a_file_that_holds_only_sound(
+    tmp_path: Path, films: dict[float, Path]
+) -> None:
+    for i in range(8):
+        shutil.copy(films[3.0], tmp_path / f"tape-{i}.mp4")
+    alone = [key for key, split in splits_of(clips(str(tmp_path), divide=True)).items() if split == "val"]
+    only_sound(tmp_path / alone[0])
+    source = clips(str(tmp_path), min_s=1, max_s=10, divide=True)
+    at = source.keys.index(alone[0])
+    assert source.raw(at)["duration_s"] == 0.0
+    found = splits_of(source)
+    del found[alone[0]]
+    assert set(found.values()) == {"train", "val", "test"}
+
+
+@pytest.mark.parametrize("torn", [0, 3])
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_or_two_clips_are_all_trained_on(
+    tmp_path: Path, films: dict[float, Path], n: int, torn: int
+) -> None:
+    for i in range(n):
+        shutil.copy(films[3.0], tmp_path / f"tape-{i}.mp4")
+    for i in range(torn):
+        (tmp_path / f"torn-{i}.mp4").write_bytes(b"torn")
+    assert [*splits_of(clips(str(tmp_path), divide=True)).values()] == ["train"] * (n + torn)
+
+
+def test_clips_of_unknown_length_can_be_divided(tmp_path: Path) -> None:
+    for i in range(3):
+        without_duration(tmp_path / f"live-{i}.mkv")
+    assert set(splits_of(clips(str(tmp_path), divide=True)).values()) == {"train", "val", "test"}
 
 
 def test_splits_that_are_named_stay_as_they_are(folder: Path) -> None:
@@ -380,7 +426,7 @@ def test_splits_of_only_some_clips_are_refused(folder: Path, tmp_path: Path) -> 
     with pytest.raises(UsageError, match=r"2 of 3 clips .* are of no split; .*list\.csv names one") as told:
         clips(str(folder), captions=named)
     assert told.value.problems == ("b.mp4", "deep/c.mp4")
-    assert "give that list as videos=" in str(told.value)
+    assert f"put that list into {folder} and give it there as videos=" in str(told.value)
     assert len(clips(str(folder), captions=named, max_s=4)) == 1, "the others are not used"
     assert "split" not in clips(str(folder), captions=write(tmp_path / "list.csv", WHOLE[:1])).fields
 
@@ -400,9 +446,10 @@ def test_nothing_is_said_when_nothing_is_left_out(folder: Path, caplog: pytest.L
     assert caplog.records == []
 
 
-def without_duration(path: Path) -> None:
+def without_duration(path: Path, kind: str = "matroska") -> None:
     """A clip of 3 s as a camera sends it: what is written first cannot tell how long it will last."""
-    with path.open("wb") as file, av.open(file, "w", format="matroska", options={"live": "1"}) as container:
+    live = {"live": "1"} if kind == "matroska" else {}
+    with path.open("wb") as file, av.open(file, "w", format=kind, options=live) as container:
         stream = container.add_stream("libx264", rate=4)
         stream.width = stream.height = 32
         stream.pix_fmt = "yuv420p"
@@ -412,17 +459,28 @@ def without_duration(path: Path) -> None:
         container.mux(stream.encode())
 
 
-def test_clips_whose_headers_tell_no_duration_stay_in_and_are_said(
-    folder: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("kind", "seconds"), [("matroska", 3.0), ("h264", 12 / 25)])
+def test_where_a_header_tells_no_duration_the_packets_do(folder: Path, kind: str, seconds: float) -> None:
+    """As of a film that a browser recorded, or of a bare stream, which is decoded as 25 frames a second."""
+    without_duration(folder / "live.mkv", kind)
+    source = clips(str(folder), max_s=8)
+    told = {key: source.raw(i)["duration_s"] for i, key in enumerate(source.keys)}
+    assert told["live.mkv"] == pytest.approx(seconds, abs=0.01)
+    assert "live.mkv" not in clips(str(folder), min_s=6).keys
+
+
+def test_clips_that_tell_no_duration_at_all_stay_in_and_are_said(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_duration(folder / "live.mkv")
+    monkeypatch.setattr("frostline_recipes.foveated.data._counted", lambda clip, film: 0.0)
     (folder / "torn.mp4").write_bytes(b"")  # freezing will say so
     source = clips(str(folder))
     assert [source.raw(i)["duration_s"] for i in range(5)] == pytest.approx([3.0, 6.0, 9.0, 0.0, 0.0])
     assert caplog.records == [], "any duration will do"
     assert list(clips(str(folder), min_s=6, max_s=10).keys) == ["b.mp4", "deep/c.mp4", "live.mkv", "torn.mp4"]
     [said] = [record.getMessage() for record in caplog.records]
-    assert "1 of them with no duration in the header, so perhaps outside 6…10 s" in said
+    assert "1 of them without a duration or time stamps, so perhaps outside 6…10 s" in said
     assert "the first: live.mkv); left out: 1 outside 6…10 s" in said
 
 
@@ -592,11 +650,89 @@ def test_names_are_matched_however_their_letters_are_composed(folder: Path, tmp_
     }
 
 
-def test_a_list_may_not_lead_out_of_its_folder(folder: Path) -> None:
-    rows = [{"path": "deep/../../x.mp4"}, {"path": "/etc/x.mp4"}, {"path": "deep/../a.mp4"}]
-    with pytest.raises(UsageError) as told:
+def paths_of(source: Any) -> dict[str, str]:
+    return {key: source.raw(i)["path"] for i, key in enumerate(source.keys)}
+
+
+@pytest.mark.parametrize("how", ["absolute", "up", "mixed"])
+def test_paths_of_a_list_may_be_written_otherwise_if_they_lie_below_its_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    up = f"../{folder.name}"
+    before = {"absolute": [str(folder)] * 3, "up": [up] * 3, "mixed": [str(folder), up, "."]}[how]
+    rows = [{**row, "path": f"{at}/{row['path']}"} for at, row in zip(before, WHOLE, strict=True)]
+    place = write(folder / "list.csv", rows)
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    for videos in (place, "list.csv", f"{up}/list.csv", str(tmp_path / "link" / "list.csv")):
+        assert captions_of(clips(videos, need_captions=True)) == TOLD, "keys as of a list with short paths"
+
+
+def test_a_list_that_leads_out_of_its_folder_is_refused_and_told_where_to_go(
+    folder: Path, tmp_path: Path
+) -> None:
+    rows = [
+        {"path": "deep/../../x.mp4"}, {"path": "/etc/x.mp4"}, {"path": "deep/../a.mp4"},
+        {"path": f"{folder}-2/x.mp4"},
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match=r"3 clips of .* lie outside of its folder") as told:
         clips(write(folder / "list.csv", rows))
-    assert told.value.problems == ("../x.mp4", "/etc/x.mp4")
+    assert told.value.problems == ("../x.mp4", "/etc/x.mp4", f"{folder}-2/x.mp4")
+    apart = tmp_path / "lists"
+    apart.mkdir()
+    named = write(apart / "list.csv", [{**row, "path": str(folder / row["path"])} for row in WHOLE])
+    with pytest.raises(UsageError) as told:
+        clips(named)
+    assert f"Put it into {folder}, where all of them are" in str(told.value)
+    shutil.move(named, folder / "list.csv")
+    assert captions_of(clips(str(folder / "list.csv"))) == TOLD
+
+
+def test_a_clip_named_by_two_paths_is_one(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"path": "a.mp4", "caption": "one"}, {"path": str(folder / "a.mp4"), "caption": "two"}]
+    assert captions_of(clips(write(folder / "list.csv", rows))) == {"a.mp4": "one"}
+    assert "1 clip is named more than once with other captions" in caplog.text
+    apart = [{**row, "split": split} for row, split in zip(rows, ("train", "val"), strict=True)]
+    with pytest.raises(UsageError, match="1 clip more than once, with different splits") as told:
+        clips(write(folder / "list.csv", apart))
+    assert told.value.problems == ("a.mp4: train and val",)
+
+
+@pytest.mark.parametrize("row", [{"path": "clips/a.mp4"}, {"path": "a.mp4"}, {"path": "{folder}/a.mp4"}])
+@pytest.mark.parametrize("empty", [False, True])
+def test_the_advice_to_use_only_listed_clips_works(
+    folder: Path, tmp_path: Path, row: dict[str, str], empty: bool
+) -> None:
+    """Whatever its paths start from, and with lines that have no caption."""
+    path = row["path"].format(folder=folder)
+    rows = [{"path": path, "caption": "one"}, {"path": path.replace("a.mp4", "b.mp4"), "caption": ""}]
+    named = write(tmp_path / "list.csv", rows[: 1 + empty])
+    with pytest.raises(UsageError, match=r"[12] of 3 clips .* have no caption") as told:
+        clips(str(folder), captions=named, need_captions=True)
+    said = str(told.value)
+    near = path != "a.mp4"
+    assert (f"put that list into {folder} and give it there as videos=" in said) == (not near)
+    assert ("give that list as videos=" in said) == near
+    assert ("take out lines without a caption" in said) == empty
+    followed = write((tmp_path if near else folder) / "list.csv", rows[:1])
+    assert [*captions_of(clips(followed, need_captions=True)).values()] == ["one"]
+
+
+def test_names_that_lead_nowhere_from_a_folder_are_to_be_written_out(folder: Path, tmp_path: Path) -> None:
+    named = write(tmp_path / "list.csv", [{"path": "c.mp4", "caption": "found by its name"}])
+    with pytest.raises(UsageError, match="2 of 3 clips") as told:
+        clips(str(folder), captions=named, need_captions=True)
+    assert f"in that list write each clip's path below {folder}; then put that list into" in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["list.txt", "clips.LST", "my.list"])
+def test_a_text_file_of_paths_says_how_it_becomes_a_list(folder: Path, name: str) -> None:
+    text = "a.mp4\ndeep/c.mp4\n"
+    (folder / name).write_text(text)
+    with pytest.raises(UsageError, match=r"is a text file; lists of clips are \.json, .*first line .*`path`"):
+        clips(str(folder / name))
+    (folder / "list.csv").write_text("path\n" + text)
+    assert list(clips(str(folder / "list.csv")).keys) == ["a.mp4", "deep/c.mp4"]
 
 
 def test_arguments_that_cannot_work_are_refused_all_at_once() -> None:

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import re
+import shutil
 import sys
 import types
 from html.parser import HTMLParser
@@ -435,6 +436,26 @@ def test_the_page_warns_of_the_ratio_after_the_warm_up_only() -> None:
     row = {"step": 5, "kind": "eval", "entropy": 1.0, "ratio": 1.0, "ratio_low": 0.9, "ratio_high": 1.1}
     assert ["the ratio is" in line for line in look._evaluated([row], 5)] == [False, True, False]
     assert ["the ratio is" in line for line in look._evaluated([row], 6)] == [False, False]
+
+
+def test_a_clip_that_changed_or_pictures_that_are_gone_are_drawn_again(
+    trained: fl.Workload, clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clip = tmp_path / "x.mp4"
+    files = sorted((clips / "clips").iterdir())
+    shutil.copy(files[0], clip)
+    made = look.workload(checkpoint="runs/mine", clip=str(clip))
+    drawn = []
+    for change in (lambda: None, lambda: shutil.copy(files[1], clip), lambda: None):
+        change()
+        done = run(made, out=tmp_path / "look", device="cpu", quiet=True)
+        [grid] = (tmp_path / "look").glob("00-*/grid.png")
+        drawn.append((done.made, grid.read_bytes()))
+    assert [times for times, _ in drawn] == [1, 1, 0]
+    assert drawn[0][1] != drawn[1][1] == drawn[2][1]
+    (grid.parent / "gaze.mp4").unlink()
+    assert run(made, out=tmp_path / "look", device="cpu").made == 1
+    assert "gaze.mp4 is gone" in capsys.readouterr().err
 
 
 def test_another_model_is_drawn_anew_into_the_same_folder(

@@ -132,7 +132,52 @@ def test_what_a_ratio_is_called(figures: tuple[float, float, float], word: str) 
 def test_a_ratio_near_1_is_told_from_1() -> None:
     assert metrics.verdict(1.0001, 0.9998, 1.0004) == "not shown: ratio 1.0001 (0.9998 to 1.0004)"
     one = {"ratio": 1.0001, "ratio_low": 1.0001, "ratio_high": 1.0001, "entropy": 0.5, "clips": 1.0}
-    assert metrics.lines(one)[0].startswith("not shown: ratio 1.0001 of one clip")
+    assert metrics.lines(one)[0].startswith("not shown: ratio 1.0001 of 1 clip;")
+
+
+def test_a_handful_of_clips_or_those_trained_on_show_nothing_however_large_the_ratio() -> None:
+    good = {"ratio": 1.3, "ratio_low": 1.25, "ratio_high": 1.35, "entropy": 0.5, "ratio_random": 1.0}
+    told = [metrics.lines({**good, "clips": n})[0] for n in (19.0, 20.0)]
+    assert told[0].startswith(
+        "not shown: ratio 1.300 of 19 clips; a verdict needs 20 that it was not trained"
+    )
+    assert told[1].startswith("very promising: ")
+    [told_of_them, *_] = metrics.lines({**good, "clips": 500.0}, trained_on=True)
+    assert told_of_them.startswith("not shown: ratio 1.300 on clips that it was trained on")
+
+
+@pytest.mark.parametrize(("split", "seen"), [("train", True), (None, True), ("val", False), ("test", False)])
+def test_a_feed_of_clips_trained_on_is_known_as_such(
+    model: Foveated, split: str | None, seen: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fed(list[fl.Batch]):
+        pass
+
+    feed = Fed([batch(24)])
+    feed.split = split  # type: ignore[attr-defined]
+    with caplog.at_level(logging.WARNING, "frostline"):
+        metrics.evaluate(model, feed)
+    assert ("on clips that it was trained on" in caplog.text) == seen
+
+
+def test_a_gain_over_a_control_must_be_sure_and_not_only_there() -> None:
+    """As with another clip's queries, which keep 98 % of it."""
+    rng = np.random.default_rng(1)
+    fine = rng.uniform(1.0, 3.0, 40)
+    each = {"fine": fine, "random": 1.3 * fine, "shuffled": fine * rng.uniform(0.7, 1.32, 40)}
+    ratios = {name: 1.3 * fine.mean() / each[name].mean() for name in metrics.CONTROLS}
+    assert ratios["shuffled"] < 1.3, "by itself it does less"
+    sure = metrics.over(each)
+    assert sure["random"] == pytest.approx(1.3)
+    assert sure["shuffled"] < 1
+    assert metrics.verdict(1.3, 1.2, 1.4, ratios).startswith("very promising")
+    told = metrics.verdict(1.3, 1.2, 1.4, ratios, sure)
+    assert told.startswith("not shown")
+    assert "shuffled queries" in told
+    figures = {"ratio": 1.3, "entropy": 0.5, **{f"ratio_{n}": r for n, r in ratios.items()}}
+    assert metrics.alarms(figures) == []
+    figures |= {f"over_{name}_low": low for name, low in sure.items()}
+    assert "does not come from where it looks" in metrics.alarms(figures)[0]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +186,7 @@ def test_a_ratio_near_1_is_told_from_1() -> None:
         (1.20, 1.00, "random queries give 1.200; below 1.02 is expected"),
         (1.02, 1.00, "random queries give 1.020; below 1.02 is expected"),
         (math.nan, 1.00, "random queries give nan; below 1.02 is expected"),
-        (1.00, 1.21, "shuffled queries (1.210) do as well as those that were asked"),
+        (1.00, 1.21, "shuffled queries (1.210) do as well as those asked"),
         (1.019, 1.199, ""),
     ],
 )
@@ -312,7 +357,7 @@ def test_one_clip_shows_nothing(model: Foveated, caplog: pytest.LogCaptureFixtur
     assert all(math.isfinite(value) for value in told.values())
     assert not {"loss_shuffled", "ratio_shuffled"} & told.keys(), "no other clip asks"
     assert "not shown" in caplog.text
-    assert "one clip" in caplog.text
+    assert "of 1 clip;" in caplog.text
     assert "shuffled queries were not tried, for want of another clip." in caplog.text
 
 
@@ -327,7 +372,7 @@ def blind(model: Foveated) -> Foveated:
 
 def test_a_gaze_that_chooses_nothing_is_said_aloud(blind: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "frostline"):
-        told = metrics.evaluate(blind, [batch(4)])
+        told = metrics.evaluate(blind, [batch(24)])
     assert told["ratio"] == pytest.approx(1, abs=1e-6), "the same is seen in all passes"
     assert told["entropy"] == pytest.approx(1, abs=1e-6)
     said = [record.getMessage() for record in caplog.records if record.name == "frostline"]

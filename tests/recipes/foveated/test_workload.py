@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import frostline as fl
 from frostline import stages
@@ -23,7 +24,7 @@ from frostline.fingerprint.values import value_of
 from frostline.parameters import parameters_of
 from frostline.supply import supply
 from frostline_recipes.foveated import glyphs, look, metrics, networks, training
-from frostline_recipes.foveated.training import caption_loss_starts_near_uniform
+from frostline_recipes.foveated.training import captions_begin_near_uniform
 from frostline_recipes.foveated.workload import features, workload
 
 pytest.importorskip("av")
@@ -32,7 +33,9 @@ EVERY_STEP = ("--log-every", "1", "--save-every", "2")
 Shell = Answer = Any  # of conftest.py
 
 
-def built(of: fl.Workload) -> Any:
+def built(of: fl.Workload, seed: int = 0) -> Any:
+    """As the trainer makes it."""
+    torch.manual_seed(seed)
     return of.model.loader(*of.model.args, **of.model.kwargs)
 
 
@@ -100,7 +103,7 @@ def test_evaluation_is_of_the_test_clips_and_ends_with_a_verdict(
     told = shell.foveated("evaluate", "--checkpoint", "whole")
     assert told.code == 0, told.err
     said = [record.getMessage() for record in caplog.records if record.name == "frostline"]
-    assert re.match(r"foveated: [a-z, 0-9.]+: ratio \d.\d+ \(\d.\d+ to \d.\d+\)\. Controls: ", said[0])
+    assert re.match(r"foveated: not shown: ratio \d.\d+ of 3 clips; .* Controls: ", said[0])
     assert any("the fine pass tells nothing that the coarse one did not" in line for line in said)
     figures = dict(line.split(": ") for line in told.out.splitlines() if ": " in line)
     assert float(figures["clips"]) == 3
@@ -509,10 +512,12 @@ def test_a_first_loss_far_from_knowing_nothing_is_told(shell: Shell, monkeypatch
     batch = next(iter(batches(of, None)))
     with torch.no_grad():
         figures = of.loss(model, batch)
-    assert caption_loss_starts_near_uniform(model, batch, figures) is None
-    told = caption_loss_starts_near_uniform(model, batch, {"loss_coarse": torch.tensor(0.5)})
+    assert captions_begin_near_uniform(model, batch, figures) is None
+    told = captions_begin_near_uniform(model, batch, {"loss_coarse": torch.tensor(0.5)})
     assert told is not None
     assert "the first caption loss is 0.50" in told
+    trained = {"loss_coarse": torch.tensor(0.5)}
+    assert captions_begin_near_uniform(model, batch, trained, fresh=False) is None
 
     def wrong(*args: Any, **options: Any) -> Any:
         found = metrics_loss(*args, **options)
@@ -522,6 +527,31 @@ def test_a_first_loss_far_from_knowing_nothing_is_told(shell: Shell, monkeypatch
     monkeypatch.setattr(metrics, "loss", wrong)
     answer = shell.foveated("train", "--steps", "2", "--out", "wrong-labels", "--live")
     assert "the first caption loss is 0.5" in answer.told
+
+
+def test_a_trained_model_is_gone_on_with_in_another_run(shell: Shell, trained: Answer) -> None:
+    """Its first loss is far from knowing nothing, and should be."""
+    begun = shell.weights("whole")
+    with torch.no_grad():
+        begun["llm.model.norm.weight"].mul_(20)  # as sure of itself as after a long training
+    save_file(begun, shell.folder / "sure.safetensors")
+    told = shell.foveated("train", "--steps", "1", "--out", "on", "--init-from", "sure.safetensors")
+    assert told.code == 0, told.told
+
+
+def test_a_seed_is_that_of_the_weights_by_option_and_by_parameter(shell: Shell) -> None:
+    ways = {"0": {}, "1": {"seed": 1}, "by option": {}}
+    for out, given in ways.items():
+        option = ["--seed", "1"] if out == "by option" else []
+        told = shell.foveated("train", "--steps", "1", "--out", f"seed {out}", *option, **given)
+        assert told.code == 0, told.told
+    # a first step is too short to make the rate anything but small: these are first weights
+    found = {out: shell.weights(f"seed {out}") for out in ways}
+    assert torch.equal(found["by option"]["static"], found["1"]["static"])
+    name = "llm.model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(found["by option"][name], found["1"][name])
+    assert not torch.allclose(found["0"]["static"], found["1"]["static"], atol=0.1)
+    assert not torch.allclose(found["0"][name], found["1"][name], atol=0.01)
 
 
 # weights that were trained
