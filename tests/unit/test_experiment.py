@@ -182,11 +182,15 @@ def test_a_damaged_result_is_made_again_with_a_word(
     assert go(experiment, tmp_path / "run").found == 1
 
 
-def test_a_unit_whose_file_is_gone_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["picture", "{out}/picture"])
+def test_a_unit_whose_file_is_gone_is_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     picture = tmp_path / "run" / "picture"
+    name = name.format(out=tmp_path / "run")
 
     def experiment(ctx: Context) -> Any:
-        return ctx.once("it", lambda: picture.write_text("drawn"), files=[picture])
+        return ctx.once("it", lambda: picture.write_text("drawn"), files=[name])
 
     assert [go(experiment, tmp_path / "run").made for _ in range(2)] == [1, 0]
     picture.unlink()

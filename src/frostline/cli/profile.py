@@ -71,7 +71,7 @@ def profile(
     """Say where each step of a training goes, what it computes again, and what that is worth.
 
     The script is run as it is, and stopped when all was seen: with --steps 50 after 65 to 230 steps and the
-    warm-up, or up to 700 quick ones. Everything is kept in DIR: profile.json, report.html, trace.json.
+    warm-up, or up to 700 quick ones. DIR keeps all: profile.json, report.html; with --trace, trace.json.
 
     \b
     frostline profile -- python train.py --epochs 1

@@ -88,7 +88,7 @@ class Context:
         fn: Callable[[], T],
         *,
         of: Mapping[str, Any] | None = None,
-        files: Iterable[Path] = (),
+        files: Iterable[str | Path] = (),
     ) -> T:
         """fn(), computed once: killed and run again, the experiment finds its result and goes on after it.
 
@@ -98,11 +98,11 @@ class Context:
 
         of: what the result depends on. A kept one that was made with other values is made again, with a word;
             default: all parameters of the workload. Code is not looked at: `--resume never` begins anew.
-        files: what fn writes beside its result, as pictures. Where one is gone, the unit is made again.
+        files: what fn writes into `out` beside its result, as pictures. Where one is gone, it is made again.
         """
         if not callable(fn):
             raise UsageError(f"ctx.once({unit!r}, {fn!r:.60}): expected a function, as lambda: measure(3).")
-        kept = self._units.kept(unit, of, files)
+        kept = self._units.kept(unit, of, [self.out / file for file in files])
         if kept is not None:
             value: T = kept.value
             return value

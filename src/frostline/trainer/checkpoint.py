@@ -363,7 +363,8 @@ def find(path: Path) -> Path:
     if named is None:
         raise CheckpointError(
             f"{path} holds no whole checkpoint. Expected: a folder step-… with {MANIFEST}, a folder of "
-            f"those, a run's folder with checkpoints/ in it, or a name such as checkpoints/best."
+            f"those, a run's folder with checkpoints/ in it, or a name: checkpoints/latest, or "
+            f"checkpoints/best where the workload has a metric."
         )
     return named
 

@@ -154,8 +154,11 @@ def _looked_at(workload: Workload, split: str | None, progress: TrainProgress) -
 
 def _refuse_early(chosen: Chosen, out: Path | None, init_from: PathLike | None) -> None:
     """What would only be found after the store is made."""
-    if init_from is not None and not Path(init_from).exists():
-        raise UsageError(f"--init-from {init_from}: there is no such file or folder.")
+    if init_from is not None:
+        place = Path(init_from)
+        named = place.with_name(f"{place.name}.json")  # as checkpoints/best
+        if not place.exists() and not named.is_file():
+            raise UsageError(f"--init-from {init_from}: there is no such file or folder, nor a name of one.")
     other = next((note for note in chosen.notes if note.startswith("init_from ")), None)
     if chosen.checkpoint is not None and init_from is not None and other is not None:
         raise UsageError(

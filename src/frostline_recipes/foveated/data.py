@@ -21,7 +21,6 @@ from typing import Any
 import frostline as fl
 from frostline import stages
 from frostline.errors import MissingExtra, UsageError
-from frostline.wording import many
 from frostline_recipes.foveated import lists
 from frostline_recipes.foveated.lists import Clip
 from frostline_recipes.foveated.splits import SPLITS, divided
@@ -133,9 +132,9 @@ def _listed(videos: str, need_caption: bool) -> _Found:
         folder = os.path.abspath(place.parent)
         every = {os.path.dirname(os.path.abspath(os.path.join(folder, row.path))) for row in named}
         raise UsageError(
-            f"{many(len(out), 'clip')} of {videos} lie outside of its folder {folder}, and a list only names "
-            f"clips below it. Put it into {os.path.commonpath(every)}, where all of them are, with absolute "
-            "paths or with paths from there:",
+            f"{videos} names clips that are not below its folder {folder} ({len(out):,} of {len(named):,}), "
+            f"and a list does not lead out of it. Put it into {os.path.commonpath(every)}, where all of them "
+            "are, with absolute paths or with paths from there:",
             problems=lists.ten(out),
         )
     found = lists.once(place, (replace(r, path=p or "") for r, p in zip(named, below, strict=True)))

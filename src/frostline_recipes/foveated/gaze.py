@@ -149,7 +149,9 @@ class Deep(nn.Module):
     (torch.Size([1, 3, 8]), torch.Size([1, 3, 2, 5]))
 
     So the patches are the same for all queries: the encoder runs once a batch, and each layer's keys and
-    values of it serve all passes. The attention told of is the last layer's.
+    values of it serve all passes. The attention told of is the last layer's, and what it gathers is what is
+    extracted: not the token itself, which is mostly the query, so that the language model would be told what
+    it asked whatever was looked at.
     """
 
     def __init__(
@@ -161,6 +163,10 @@ class Deep(nn.Module):
         self.encoder, self.covers, self.heads = encoder, covers, int(config.num_attention_heads)
         self.width = self.query_width = int(config.hidden_size)
         self.grid, self.prefix, self.tokens = grid, prefix, prefix + grid[0] * grid[1]
+        last = encoder.blocks[-1]
+        after = (projections(last)[3], last.layer_scale1, last.norm2, last.mlp, last.layer_scale2)
+        for part in (*after, encoder.last_norm):  # nothing that is extracted goes through them
+            part.requires_grad_(False)
 
     def prepare(self, batch: Mapping[str, Any]) -> Layers:
         """Once a batch, for all passes."""
@@ -177,21 +183,22 @@ class Deep(nn.Module):
         return (keys if turn is None else turn(keys)), values
 
     def forward(self, query: Tensor, seen: Layers) -> tuple[Tensor, Tensor]:
-        """query [B, T, D] → what it became [B, T, D], and attention [B, T, H, N] in fp32."""
-        x_BTD, attention = query, query
-        blocks = self.encoder.blocks
-        for i, (layer, (k, v)) in enumerate(zip(blocks, seen.kept, strict=True)):
-            ask, _, _, out = projections(layer)
-            q = ask(layer.norm1(x_BTD)).unflatten(-1, (self.heads, 1, -1))  # one place: [B, T, H, 1, d]
-            if i < len(blocks) - 1:
-                answer = F.scaled_dot_product_attention(q, k, v)
-            else:
-                scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])
-                attention = scores.softmax(-1)
-                answer = attention.to(v.dtype) @ v
-            x_BTD = x_BTD + layer.layer_scale1(out(answer.flatten(-3)))
+        """query [B, T, D] → what its last look gathered [B, T, D], and attention [B, T, H, N] in fp32."""
+        x_BTD = query
+        *before, (last, (k, v)) = zip(self.encoder.blocks, seen.kept, strict=True)
+        for layer, (keys, values) in before:
+            answer = F.scaled_dot_product_attention(self._asked(layer, x_BTD), keys, values)
+            x_BTD = x_BTD + layer.layer_scale1(projections(layer)[3](answer.flatten(-3)))
             x_BTD = x_BTD + layer.layer_scale2(layer.mlp(layer.norm2(x_BTD)))
-        return self.encoder.last_norm(x_BTD), attention.squeeze(-2)
+        q = self._asked(last, x_BTD)
+        attention = ((q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])).softmax(-1)
+        return (attention.to(v.dtype) @ v).flatten(-3), attention.squeeze(-2)
+
+    def _asked(self, layer: Any, x_BTD: Tensor) -> Tensor:
+        """Of one place: [B, T, H, 1, d]."""
+        asked: Any = projections(layer)[0](layer.norm1(x_BTD))
+        split: Tensor = asked.unflatten(-1, (self.heads, 1, -1))
+        return split
 
 
 def position_code(grid: tuple[int, int], prefix: int) -> Tensor:

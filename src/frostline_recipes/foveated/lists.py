@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from frostline.errors import MissingExtra, UsageError
-from frostline.wording import many
 
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 PATH = ("path", "video", "file", "video_path", "file_name", "filename", "videoid", "video_id", "contenturl")
@@ -133,15 +132,14 @@ def once(path: Path, clips: Iterable[Clip]) -> list[Clip]:
             otherwise[clip.path] = None
     if apart:
         raise UsageError(
-            f"{path} names {many(len(apart), 'clip')} more than once, with different splits. A clip is of "
-            "one split; take the other lines out:",
+            f"{path} names clips more than once, with different splits. A clip is of one split; take the "
+            "other lines out:",
             problems=ten([*apart.values()]),
         )
     if otherwise:
-        are = f"{many(len(otherwise), 'clip')} {'is' if len(otherwise) == 1 else 'are'}"
         log.warning(
-            "%s: %s named more than once with other captions; the first caption is used (the first: %s)",
-            path, are, next(iter(otherwise)),
+            "%s: clips that are named again with another caption: %s. The first caption is used (as of %s)",
+            path, f"{len(otherwise):,}", next(iter(otherwise)),
         )  # fmt: skip
     return list(found.values())
 

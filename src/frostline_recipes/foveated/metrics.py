@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from frostline.wording import many
 from frostline_recipes.foveated.model import Control
 from frostline_recipes.foveated.passes import Pass, losses, parts
 
@@ -28,6 +27,8 @@ CONTROLS = ("random", "shuffled")
 """Of queries. The static query is the third, and the coarse pass itself."""
 HELPED = 1.02
 """What random queries gain should stay below this: they choose nothing."""
+WEIGHED = 0.5
+"""The least weight of the coarse loss: a coarse pass that is hardly trained makes any ratio large."""
 FEWEST = 20
 """Clips that a verdict rests on: intervals by drawing a handful anew are far too narrow."""
 
@@ -69,6 +70,7 @@ def evaluate(
     coarse_only: bool = False,
     rows: int | None = None,
     warmup_steps: int = 0,
+    lambda_coarse: float = 1.0,
     step: int | None = None,
 ) -> dict[str, float]:
     """All figures on held-out clips, with a bootstrap interval of the ratio; says the verdict aloud.
@@ -83,6 +85,7 @@ def evaluate(
     told["clips"] = float(len(each["coarse"]))
     if not coarse_only:
         told |= _compared(each)
+        told |= {"lambda_coarse": lambda_coarse} if lambda_coarse < WEIGHED else {}
     trained_on = getattr(feed, "split", "") in ("train", None)
     say(told, warming=step is not None and step < warmup_steps, trained_on=trained_on)
     return told
@@ -254,6 +257,11 @@ def alarms(figures: Mapping[str, float], *, warming: bool = False) -> list[str]:
         found += [] if warming else [stuck]
     elif ratio > 1 and (why := _without_choice(ratio, _controls(figures), _over(figures))):
         found.append(f"{why}: what the fine pass gains does not come from where it looks")
+    if ratio > 1 + STUCK and figures.get("ratio_autoregressive", 1.0) < 1 - STUCK:
+        found.append(
+            f"frame by frame it does worse than the coarse pass ({figures['ratio_autoregressive']:.3f}): it "
+            "learned to look in its parallel passes only"
+        )
     if figures["entropy"] > 1 - UNIFORM:
         found.append(
             f"attention is uniform (entropy {100 * figures['entropy']:.1f} % of its most): "
@@ -274,10 +282,14 @@ def lines(figures: Mapping[str, float], *, warming: bool = False, trained_on: bo
 def _verdict_of(figures: Mapping[str, float], trained_on: bool) -> str:
     ratio, clips = figures["ratio"], int(figures.get("clips", FEWEST))
     told = f"not shown: ratio {ratio:.{_digits(ratio)}f}"
+    if "lambda_coarse" in figures:
+        weight = f"lambda_coarse={figures['lambda_coarse']:g}"
+        return f"{told}, of a coarse pass that was hardly trained ({weight}): compare with fine_iterations=0"
     if trained_on:
         return f"{told} on clips that it was trained on, which show nothing of others"
     if clips < FEWEST:
-        return f"{told} of {many(clips, 'clip')}; a verdict needs {FEWEST} that it was not trained on"
+        of = "one clip" if clips == 1 else f"{clips} clips"
+        return f"{told} of {of}; a verdict needs {FEWEST} that it was not trained on"
     return verdict(ratio, figures["ratio_low"], figures["ratio_high"], _controls(figures), _over(figures))
 
 

@@ -142,7 +142,8 @@ class Foveated(nn.Module):
         """Frame by frame, as they come in, each with the query of its own past.
 
         What the parallel form would come to after T fine passes: its k-th has frames 0 … k − 1 right. Equal
-        in fp32 to 1e-4: products of other shapes round differently.
+        in fp32 to 1e-4 where attention is soft: products of other shapes round differently, and a frame's
+        difference goes into the next one's query, the more the sharper it looks.
         """
         watched: Pass = self(batch, mode="autoregressive")[0]
         return watched
@@ -153,13 +154,15 @@ class Foveated(nn.Module):
         batch: Mapping[str, Any],
         max_tokens: int = 32,
         *,
-        mode: Literal["autoregressive", "fine", "coarse"] = "autoregressive",
+        mode: Literal["autoregressive", "fine", "coarse"] | None = None,
         end: int | None = None,
     ) -> list[list[int]]:
         """The likeliest words for each clip, one after the other; `end` (None: the model's own) is left out.
 
         The batch needs no captions. "fine" looks as training does, "coarse" with the static query alone.
+        Default: "autoregressive", or "coarse" where no query was trained to be asked.
         """
+        mode = mode or ("autoregressive" if self.fine_iterations else "coarse")
         seen, cache = self.gaze.prepare(batch), _cache()
         if mode == "autoregressive":
             hidden = self._watched(seen, _NOTHING, cache).hidden

@@ -249,12 +249,28 @@ def _empty_language_model(name: str) -> Any:
         raise names.not_found("llm", name, place, e) from e
 
 
+_ATTENDS = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Layers whose keys and values a cache holds."""
+
+
 def _refuse_other_words(name: str, found: Any) -> None:
     if not (hasattr(found, "lm_head") and hasattr(getattr(found, "model", None), "embed_tokens")):
         raise UsageError(
             f"llm={name!r} is a {type(found).__name__}; foveated takes language models that are built like "
             "Llama, with .model.embed_tokens and .lm_head: SmolLM2, Llama, Qwen, Mistral."
         )
+    told = found.config.to_dict()
+    problems = [
+        f"{option} is {told[option]}: its words come from scaled or capped numbers, not from .lm_head alone"
+        for option in ("logits_scaling", "logit_scale", "final_logit_softcapping")
+        if told.get(option) not in (None, 1)
+    ]
+    kinds = {*(told.get("layer_types") or ())} - _ATTENDS
+    kinds |= {"mamba"} if any(option.startswith("mamba_") for option in told) else set()
+    if kinds:
+        problems.append(f"some of its layers are no attention ({', '.join(sorted(kinds))})")
+    if problems:
+        raise UsageError(f"llm={name!r} cannot be used by foveated:", problems=problems)
 
 
 def preprocess(size: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:

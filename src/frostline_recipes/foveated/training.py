@@ -19,6 +19,8 @@ from frostline_recipes.foveated.networks import Vision
 
 EVALUATED = 1024
 """Clips of an evaluation within training; one takes as long as 1.6 training steps a batch."""
+_ENCODER, _ENCODER_RATE = "gaze.encoder.", 0.05
+"""An encoder in the model, and what it learns at, times the learning rate."""
 _WORDS = ("llm.lm_head.*", "llm.model.embed_tokens.*")
 """Without captions no word is read or told."""
 
@@ -40,6 +42,7 @@ class Settings:
     seed: int
     attention: str = "shallow"
     train_encoder: bool = False
+    encoder_learning_rate: float | None = None
 
     @property
     def tells(self) -> bool:
@@ -67,8 +70,12 @@ class Settings:
         for name, least in (("grad_accum", 1), ("batch_size", 1), ("max_tokens", 1), ("warmup_steps", 0)):
             if getattr(self, name) < least:
                 found.append(f"{name} is {getattr(self, name)}; at least {least}")
-        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
-            found.append(f"learning_rate is {self.learning_rate:g}; above 0, or none for the default")
+        for name in ("learning_rate", "encoder_learning_rate"):
+            rate = getattr(self, name)
+            if rate is not None and not 0 < rate < math.inf:
+                found.append(f"{name} is {rate:g}; above 0, or none for the default")
+        if self.encoder_learning_rate is not None and not self.train_encoder:
+            found.append("encoder_learning_rate is of an encoder that learns: train_encoder=true")
         if not 0 <= self.lambda_coarse < math.inf:
             found.append(f"lambda_coarse is {self.lambda_coarse:g}; a number, at least 0")
         return found
@@ -77,7 +84,7 @@ class Settings:
 def trained(pipeline: fl.Pipeline, vision: Vision, llm: str, how: Settings, *, splits: Any) -> fl.Workload:
     """The workload: a model for this encoder and language model, its loss, and its training."""
     own = llm in networks.OWN_LLMS
-    default = 1e-3 if own else 1e-4
+    rate = how.learning_rate or (1e-3 if own else 1e-4)
     unused = (*(("ask.*", "first") if how.coarse_only else ()), *(() if how.tells else _WORDS))
     return fl.Workload(
         pipeline,
@@ -85,11 +92,10 @@ def trained(pipeline: fl.Pipeline, vision: Vision, llm: str, how: Settings, *, s
         loss=functools.partial(
             metrics.loss, lambda_coarse=how.lambda_coarse, coarse_only=how.coarse_only
         ),
-        optimizer=functools.partial(
-            adamw, rate=default if how.learning_rate is None else how.learning_rate
-        ),
+        optimizer=functools.partial(adamw, rate=rate, encoder_rate=how.encoder_learning_rate),
         evaluate=functools.partial(
-            metrics.evaluate, coarse_only=how.coarse_only, rows=how.batch_size, warmup_steps=how.warmup_steps
+            metrics.evaluate, coarse_only=how.coarse_only, rows=how.batch_size,
+            warmup_steps=how.warmup_steps, lambda_coarse=how.lambda_coarse,
         ),
         metric=fl.Metric("loss", better="lower", margin=0.01),
         splits=splits,
@@ -138,10 +144,16 @@ def heads(width: int) -> int:
     return min(divisors, key=lambda n: abs(n - width / 64))
 
 
-def adamw(model: nn.Module, *, rate: float) -> torch.optim.Optimizer:
-    learned = [p for p in model.parameters() if p.requires_grad]
-    fused = True if learned[0].is_cuda else None
-    return torch.optim.AdamW(learned, rate, weight_decay=0.01, betas=(0.9, 0.98), fused=fused)
+def adamw(model: nn.Module, *, rate: float, encoder_rate: float | None = None) -> torch.optim.Optimizer:
+    """encoder_rate: of an encoder that learns too; at the rate of new weights it would lose what it knows."""
+    learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    inside = [p for name, p in learned.items() if name.startswith(_ENCODER)]
+    others = [p for name, p in learned.items() if not name.startswith(_ENCODER)]
+    groups: list[dict[str, Any]] = [{"params": others}]
+    if inside:
+        groups.append({"params": inside, "lr": encoder_rate or _ENCODER_RATE * rate})
+    fused = True if next(iter(learned.values())).is_cuda else None
+    return torch.optim.AdamW(groups, rate, weight_decay=0.01, betas=(0.9, 0.98), fused=fused)
 
 
 def captions_begin_near_uniform(model: Any, batch: Any, figures: Any, fresh: bool = True) -> str | None:

@@ -56,6 +56,7 @@ def workload(
     batch_size: int = 64,
     grad_accum: int = 1,
     learning_rate: float | None = None,
+    encoder_learning_rate: float | None = None,
     warmup_steps: int = 200,
     precision: Literal["fp32", "tf32", "bf16"] = "fp32",
     encoder_precision: Literal["fp32", "bf16"] = "fp32",
@@ -92,6 +93,7 @@ def workload(
     batch_size:        clips that are trained on at once.
     grad_accum:        batches of batch_size that make one update.
     learning_rate:     default: 1e-3 for llm=small and tiny, 1e-4 for a trained one.
+    encoder_learning_rate: of an encoder that learns too; default: a twentieth of learning_rate.
     warmup_steps:      steps until the learning rate is reached; till then a ratio of 1 is no alarm.
     precision:         what training computes in; tf32 and bf16 are faster on a GPU.
     encoder_precision: what a frozen encoder computes in; with bf16 stored features take half the room.
@@ -106,6 +108,7 @@ def workload(
         batch_size=batch_size, grad_accum=grad_accum, learning_rate=learning_rate,
         warmup_steps=warmup_steps, precision=precision, max_tokens=max_tokens, eval_every=eval_every,
         seed=seed, attention=attention, train_encoder=train_encoder,
+        encoder_learning_rate=encoder_learning_rate,
     )  # fmt: skip
     asked = {"encoder_precision": encoder_precision != "fp32", "compile_encoder": compile_encoder}
     _refuse(how, num_frames, stored_frames, asked, objects=objects, frames_a_call=frames_a_call)

@@ -108,6 +108,8 @@ def test_a_clip_shorter_than_the_frames_asked_for_is_quarantined_with_the_reason
         ({"warmup_steps": -1}, "warmup_steps is -1; at least 0"),
         ({"max_tokens": 0}, "max_tokens is 0; at least 1"),
         ({"frames_a_call": 0}, "frames_a_call is 0; at least 1"),
+        ({"encoder_learning_rate": 0.1}, "of an encoder that learns: train_encoder=true"),
+        ({"train_encoder": "true", "encoder_learning_rate": -1}, "encoder_learning_rate is -1; above 0"),
         ({"attention": "deep", "encoder_precision": "bf16"}, "with attention=deep none are"),
         ({"train_encoder": "true", "compile_encoder": "true"}, "with train_encoder=true none are"),
         ({"videos": "glyphs", "n_clips": 2}, "n_clips is 2; at least one clip for each split"),
@@ -189,6 +191,29 @@ def test_a_language_model_that_is_built_otherwise(shell: Shell, tmp_path: Path) 
     with pytest.raises(UsageError, match=r"is a GPT2LMHeadModel; foveated takes .*: SmolLM2, Llama, Qwen"):
         networks.language_model(str(tmp_path))
     refused(shell, f"Cannot load llm='{networks.SMALL / 'encoder'}'", llm=networks.SMALL / "encoder")
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "told"),
+    [
+        ("granite", {"logits_scaling": 8.0}, "logits_scaling is 8.0: its words come from scaled or capped"),
+        ("cohere", {}, "logit_scale is 0.0625"),
+        ("gemma2", {}, "final_logit_softcapping is 30.0"),
+        ("qwen3_next", {}, "some of its layers are no attention (linear_attention)"),
+        ("falcon_h1", {}, "some of its layers are no attention (mamba)"),
+    ],
+)
+def test_a_language_model_whose_words_or_layers_are_made_otherwise_is_refused_before_anything_is_made(
+    shell: Shell, tmp_path: Path, kind: str, more: dict[str, Any], told: str
+) -> None:
+    """Its loss would be wrong, or the first step would fail when everything is frozen."""
+    from transformers import AutoConfig
+
+    small = {"vocab_size": 11, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    AutoConfig.for_model(kind, **small, **heads, **more).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    refused(shell, f"llm='{tmp_path}' cannot be used by foveated", told, llm=tmp_path)
 
 
 def test_folders_without_weights_show_before_anything_is_made(shell: Shell, tmp_path: Path) -> None:
@@ -284,4 +309,4 @@ def test_a_split_of_one_clip_is_evaluated_and_shows_nothing(
     assert told.code == 0, told.err
     assert "clips 1," in told.out
     assert "not shown: ratio" in caplog.text
-    assert "of 1 clip; a verdict needs 20" in caplog.text
+    assert "of one clip; a verdict needs 20" in caplog.text

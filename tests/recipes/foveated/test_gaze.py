@@ -171,8 +171,9 @@ def test_all_that_is_wrong_with_a_gaze_is_said_at_once() -> None:
 # --- deep -----------------------------------------------------------------------------------------------
 
 
-def masked(gaze: Deep, pixels: Tensor, query: Tensor) -> Tensor:
-    """The encoder with one more token, first, that nobody sees, by an additive mask."""
+def masked(gaze: Deep, pixels: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+    """The encoder with one more token, first, that nobody sees, by an additive mask; what comes out, and what
+    the last layer gathers for each token."""
     network = gaze.encoder.network
     states = torch.cat([query[:, None], network.embeddings(pixels)], 1)
     mask = torch.zeros(states.shape[1], states.shape[1])
@@ -180,9 +181,13 @@ def masked(gaze: Deep, pixels: Tensor, query: Tensor) -> Tensor:
     options = {}
     if hasattr(network, "rope_embeddings"):
         options["position_embeddings"] = network.rope_embeddings(pixels)
+    gathered: list[Tensor] = []
+    out = projections(gaze.encoder.blocks[-1])[3]
+    hook = out.register_forward_pre_hook(lambda _, given: gathered.append(given[0]))
     for layer in gaze.encoder.blocks:
         states = layer(states, attention_mask=mask[None, None], **options)
-    return gaze.encoder.last_norm(states)
+    hook.remove()
+    return gaze.encoder.last_norm(states), gathered[0]
 
 
 @pytest.mark.parametrize("kind", ["dinov2", "dinov3_vit"])
@@ -190,8 +195,8 @@ def test_deep_equals_the_encoder_with_a_token_that_is_masked_from_all(kind: str)
     gaze, query = deep(kind), torch.randn(2, 3, 24, generator=seeded(5))
     extracted, attention = gaze(query, gaze.prepare({"frames": frames()}))
     pixels = stages.Preprocess(None, MEAN, STD)(frames()).flatten(0, 1)
-    whole = masked(gaze, pixels, query.flatten(0, 1))
-    assert torch.allclose(extracted.flatten(0, 1), whole[:, 0], atol=1e-4)
+    whole, gathered = masked(gaze, pixels, query.flatten(0, 1))
+    assert torch.allclose(extracted.flatten(0, 1), gathered[:, 0], atol=1e-4)
     untouched = gaze.encoder.network(pixel_values=pixels).last_hidden_state
     assert torch.allclose(whole[:, 1:], untouched, atol=1e-4)
     assert torch.allclose(attention.sum(-1), torch.ones(2, 3, 2))
@@ -221,6 +226,30 @@ def test_gradient_reaches_the_query_and_a_deep_encoder_that_trains(kind: str, tr
     reached = [p.grad for p in patches.parameters() if p.grad is not None]
     assert bool(reached) == trainable
     assert all(g.abs().sum() > 0 for g in reached)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_deep_gaze_that_cannot_choose_extracts_the_same_whatever_is_asked(kind: str) -> None:
+    """A query must not reach the language model but through where it looks."""
+    gaze = deep(kind)
+    ask = projections(gaze.encoder.blocks[-1])[0]
+    with torch.no_grad():
+        for parameter in ask.parameters():
+            parameter.zero_()
+    seen = gaze.prepare({"frames": frames()})
+    one, other = (gaze(torch.randn(2, 3, 24, generator=seeded(s)), seen) for s in (1, 2))
+    assert torch.allclose(one[1], torch.full_like(one[1], 1 / one[1].shape[-1]))
+    assert torch.equal(one[0], other[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_of_a_deep_encoder_that_trains_gets_a_gradient(kind: str) -> None:
+    gaze = deep(kind, trainable=True)
+    query = torch.randn(2, 3, 24, generator=seeded())
+    gaze(query, gaze.prepare({"frames": frames()}))[0].square().sum().backward()
+    learned = {name: p for name, p in gaze.named_parameters() if p.requires_grad}
+    assert [name for name, p in learned.items() if p.grad is None] == []
+    assert len(learned) > len([*gaze.parameters()]) / 2
 
 
 def test_an_encoder_stays_in_eval_mode_and_draws_nothing() -> None:

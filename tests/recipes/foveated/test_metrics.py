@@ -132,7 +132,7 @@ def test_what_a_ratio_is_called(figures: tuple[float, float, float], word: str) 
 def test_a_ratio_near_1_is_told_from_1() -> None:
     assert metrics.verdict(1.0001, 0.9998, 1.0004) == "not shown: ratio 1.0001 (0.9998 to 1.0004)"
     one = {"ratio": 1.0001, "ratio_low": 1.0001, "ratio_high": 1.0001, "entropy": 0.5, "clips": 1.0}
-    assert metrics.lines(one)[0].startswith("not shown: ratio 1.0001 of 1 clip;")
+    assert metrics.lines(one)[0].startswith("not shown: ratio 1.0001 of one clip;")
 
 
 def test_a_handful_of_clips_or_those_trained_on_show_nothing_however_large_the_ratio() -> None:
@@ -158,6 +158,25 @@ def test_a_feed_of_clips_trained_on_is_known_as_such(
     with caplog.at_level(logging.WARNING, "frostline"):
         metrics.evaluate(model, feed)
     assert ("on clips that it was trained on" in caplog.text) == seen
+
+
+def test_a_coarse_pass_that_was_hardly_trained_is_no_baseline(
+    model: Foveated, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "frostline"):
+        told = metrics.evaluate(model, [batch(24)], lambda_coarse=0.02)
+        assert "a coarse pass that was hardly trained (lambda_coarse=0.02): compare with" in caplog.text
+        assert metrics.lines(told)[0].startswith("not shown: "), "read from a file again, it is the same"
+        caplog.clear()
+        assert "lambda_coarse" not in metrics.evaluate(model, [batch(24)], lambda_coarse=0.5)
+    assert "hardly trained" not in caplog.text
+
+
+@pytest.mark.parametrize(("by_frame", "alarmed"), [(0.57, True), (0.994, True), (0.996, False), (1.2, False)])
+def test_a_gain_that_is_lost_frame_by_frame_is_an_alarm(by_frame: float, alarmed: bool) -> None:
+    figures = {"ratio": 1.067, "entropy": 0.5, "ratio_autoregressive": by_frame}
+    assert any("frame by frame it does worse" in alarm for alarm in metrics.alarms(figures)) == alarmed
+    assert metrics.alarms({**figures, "ratio": 0.9}) == [], "nothing was gained"
 
 
 def test_a_gain_over_a_control_must_be_sure_and_not_only_there() -> None:
@@ -357,7 +376,7 @@ def test_one_clip_shows_nothing(model: Foveated, caplog: pytest.LogCaptureFixtur
     assert all(math.isfinite(value) for value in told.values())
     assert not {"loss_shuffled", "ratio_shuffled"} & told.keys(), "no other clip asks"
     assert "not shown" in caplog.text
-    assert "of 1 clip;" in caplog.text
+    assert "of one clip;" in caplog.text
     assert "shuffled queries were not tried, for want of another clip." in caplog.text
 
 

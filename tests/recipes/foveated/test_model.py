@@ -412,6 +412,15 @@ def test_a_caption_stops_before_its_end_token() -> None:
     assert network.caption(given, 0) == [[], [], []]
 
 
+def test_a_model_that_was_never_asked_tells_what_its_coarse_pass_sees() -> None:
+    network, given = model(fine_iterations=0), batch()
+    told = network.caption(given, 6, end=-1)
+    with torch.no_grad():
+        network.ask.weight.normal_(generator=torch.Generator().manual_seed(3))
+        network.first.normal_(generator=torch.Generator().manual_seed(4))
+    assert network.caption(given, 6, end=-1) == told == network.caption(given, 6, mode="coarse", end=-1)
+
+
 def test_a_model_that_learnt_one_caption_tells_it() -> None:
     network, given = model(), batch()
     same = torch.tensor([7, 5, 11, 2]).repeat(CLIPS)

@@ -397,7 +397,7 @@ def test_heads_divide_the_width(width: int, heads: int) -> None:
 
 def test_a_rate_is_the_one_given_and_evaluation_is_every_300_steps(shell: Shell) -> None:
     for given, rate in ((None, 1e-3), (0.5, 0.5)):
-        assert shell.work(learning_rate=given).optimizer.keywords == {"rate": rate}
+        assert shell.work(learning_rate=given).optimizer.keywords["rate"] == rate
     assert shell.work().training["eval_every"] == 300
     assert shell.work().training["eval_rows"] == 1024
     assert shell.work(eval_every=None).training["eval_every"] is None
@@ -490,7 +490,11 @@ def test_an_encoder_trains_with_the_rest_and_goes_on(
     ended = shell.weights(str(tmp_path / "whole"))
     inside = [name for name in begun if name.startswith("gaze.encoder.")]
     still = [name for name in inside if torch.equal(ended[name], begun[name])]
-    assert still == ["gaze.encoder.network.embeddings.mask_token"]
+    learns = {name for name, p in built(shell.work(**given)).named_parameters() if p.requires_grad}
+    assert not {*still} & learns
+    assert "gaze.encoder.network.embeddings.mask_token" in still
+    assert len(still) == 1 or attention == "deep"
+    assert len(still) < len(inside) / 2
     parts = shell.weights(str(tmp_path / "parts"))
     assert all(torch.equal(value, parts[name]) for name, value in ended.items())
 
@@ -537,6 +541,28 @@ def test_a_trained_model_is_gone_on_with_in_another_run(shell: Shell, trained: A
     save_file(begun, shell.folder / "sure.safetensors")
     told = shell.foveated("train", "--steps", "1", "--out", "on", "--init-from", "sure.safetensors")
     assert told.code == 0, told.told
+
+
+@pytest.mark.parametrize(
+    ("given", "rates"),
+    [
+        ({}, [1e-3]),
+        ({"attention": "deep"}, [1e-3]),
+        ({"train_encoder": True}, [1e-3, 5e-5]),
+        ({"train_encoder": True, "attention": "deep", "learning_rate": 0.01}, [0.01, 5e-4]),
+        ({"train_encoder": True, "encoder_learning_rate": 0.002}, [1e-3, 0.002]),
+    ],
+)
+def test_an_encoder_that_learns_has_a_rate_of_its_own(
+    shell: Shell, given: dict[str, Any], rates: list[float]
+) -> None:
+    """At the rate of new weights it would lose what it was trained to see."""
+    work = shell.work(**given)
+    model = built(work)
+    optimizer = work.optimizer(model)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(rates)
+    learned = [p for p in model.parameters() if p.requires_grad]
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {*map(id, learned)}
 
 
 def test_a_seed_is_that_of_the_weights_by_option_and_by_parameter(shell: Shell) -> None:

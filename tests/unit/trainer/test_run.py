@@ -453,6 +453,15 @@ def test_weights_to_begin_with_are_refused_where_a_run_goes_on(here: Path) -> No
         train(work(), steps=6, out="c", init_from="nowhere")
 
 
+def test_weights_to_begin_with_may_be_a_named_checkpoint(here: Path) -> None:
+    first = train(work(), steps=3, out="a")
+    begun = train(
+        work(), steps=1, out="b", init_from="a/checkpoints/latest", training={"warmup_steps": 10**6}
+    )
+    for one, other in zip(first.model.parameters(), begun.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
 def test_evaluating_says_on_what(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(work(), steps=2, out="a", quiet=True)
     evaluate(work(), "a")
