@@ -93,7 +93,10 @@ def values_of(
         if p.required and p.name not in {**(before or {}), **values}
     ]
     if problems:
-        raise UsageError(f"{name_of(function)} cannot be called so:", problems=problems)
+        raise UsageError(
+            f"{name_of(function)} cannot be called so (`frostline show TARGET --parameters` lists all):",
+            problems=problems,
+        )
     return {name: value for name, value in (before or {}).items() if name in parameters} | values
 
 

@@ -142,6 +142,8 @@ def freeze(
             if for_epochs is not None or (dry_run and not place.exists()):
                 epochs = _EPOCHS if for_epochs is None else for_epochs
                 planned = _planned(resolved.workload, one, place, options, epochs)
+                if for_epochs is None and cut is None and one.cut and {*planned.cut} != {*one.cut}:
+                    typer.echo(f"note: {_as_it_stands(one, planned, epochs)}\n")
                 if for_epochs is not None and cut is None:
                     if not planned.cut:
                         typer.echo("nothing was written; to store fields all the same, name them: --cut")
@@ -183,6 +185,11 @@ def _planned(workload: Workload, one: Pipeline, place: Path, options: Options, e
         typer.echo("note: the bytes above are those without --codec")
     typer.echo("")
     return found
+
+
+def _as_it_stands(one: Pipeline, planned: CutPlan, epochs: float) -> str:
+    best = f"store {', '.join(planned.cut)}" if planned.cut else "store nothing"
+    return f"as it stands, this command stores {', '.join(one.cut)}; --for-epochs {epochs:g} would {best}"
 
 
 def _step(workload: Workload, device: str) -> StepCost | None:

@@ -51,6 +51,10 @@ def graph(
             "something that is declared frozen is not.",
         ),
     ] = False,
+    only_parameters: Annotated[
+        bool,
+        typer.Option("--parameters", help="Only the parameters; the workload itself is not made."),
+    ] = False,
 ) -> None:
     """Show a workload: its graph, what is computed once, what is not and why, and its parameters.
 
@@ -58,10 +62,14 @@ def graph(
     frostline show my_work.py
     frostline show my_work.py:small num_frames=8 --svg graph.svg
     frostline show my_package.my_work:workload --audit
+    frostline show foveated --parameters
     """
-    from frostline.cli.outline import outline
-    from frostline.target import resolve
+    from frostline.cli.outline import outline, signature
+    from frostline.target import find, resolve
 
+    if only_parameters:
+        _parameters_alone(signature(*find(target), overrides or ()), as_json)
+        return
     found = resolve(target, overrides or ())
     about = outline(found)
     drawn = _draw(found, svg) if svg else {}
@@ -76,6 +84,14 @@ def graph(
             typer.echo(f"graph of {name}: {path}")
     if report is not None and not all(stage.frozen for stage in report.stages):
         raise typer.Exit(NOT_FROZEN)
+
+
+def _parameters_alone(about: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(about, indent=2, ensure_ascii=True))
+        return
+    show.lines([("workload", about["name"]), ("function", about["function"])])
+    _print_parameters(about["parameters"])
 
 
 def _audit(found: Resolved) -> Any:

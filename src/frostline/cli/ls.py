@@ -38,7 +38,7 @@ def ls(as_json: Annotated[bool, typer.Option("--json", help="Print the list as J
     else:
         rows = [(r["name"], r["module"], r["problem"] or r["about"]) for r in found]
         show.table("Recipes", ("name", "module", "about"), rows)
-        typer.echo("frostline show NAME shows one of them: its graph and its parameters.")
+        typer.echo("frostline show NAME shows one of them; with --parameters, only what it can be given.")
 
 
 def _about(point: EntryPoint) -> dict[str, str | None]:

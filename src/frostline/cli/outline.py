@@ -6,10 +6,12 @@ Networks stay unloaded: of an `fl.lazy` only the name of its loader is looked at
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from frostline.parameters import Parameter
     from frostline.pipeline import Pipeline
     from frostline.source import Source
     from frostline.stage import Stage
@@ -19,13 +21,25 @@ if TYPE_CHECKING:
 STORES = Path("stores")
 
 
+def signature(name: str, function: Any, overrides: Sequence[str]) -> dict[str, Any]:
+    """What a workload can be made with; it is not made, and what is required may be missing."""
+    from frostline.parameters import parameters_of, values_of
+
+    given = values_of(function, overrides) if overrides else {}
+    return {
+        "name": name,
+        "function": _place(function),
+        "parameters": _parameters(parameters_of(function), given),
+    }
+
+
 def outline(found: Resolved) -> dict[str, Any]:
     """Everything, in the order in which it is shown."""
     work = found.workload
     return {
         "name": work.name,
         "function": _place(found.function),
-        "parameters": _parameters(found),
+        "parameters": _parameters(found.parameters, found.given),
         "pipelines": {name: _pipeline(p, work) for name, p in work.pipelines.items()} if work.data else {},
         **_parts(work),
         "stores": _stores(STORES / str(work.name)),
@@ -37,14 +51,14 @@ def _place(function: Any) -> str:
     return f"{inner.__module__}:{called(inner)}"
 
 
-def _parameters(found: Resolved) -> list[dict[str, Any]]:
+def _parameters(parameters: Sequence[Parameter], given: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "name": p.name, "type": p.type, "required": p.required, "help": p.help,
             "default": None if p.required else repr(p.default),
-            "given": repr(found.given[p.name]) if p.name in found.given else None,
+            "given": repr(given[p.name]) if p.name in given else None,
         }
-        for p in found.parameters
+        for p in parameters
     ]  # fmt: skip
 
 

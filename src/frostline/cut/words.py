@@ -50,7 +50,7 @@ def lines(plan: CutPlan) -> Iterator[str]:
     yield f"a sample, measured on {many(plan.measured, 'sample')} of {plan.samples:,}:"
     yield from _grid(_stage_rows(plan), right=(1, 2))
     yield ""
-    yield f"all samples, for a run of {plan.epochs:g} epochs (→ chosen):"
+    yield f"all samples, for a run of {plan.epochs:g} epochs (→ the best):"
     yield from _grid(_option_rows(plan), right=(2, 3, 4, 5, 6, 7, 8, 9))
     yield from (f"  {o.name}: {o.why_not}" for o in plan.options if o.why_not)
     if plan.offers:

@@ -155,6 +155,14 @@ def test_where_nothing_pays_nothing_is_frozen_unless_it_is_asked_for(freeze, fol
     assert len(fl.Store.open(folder / "stores" / NAME)) == 12
 
 
+@pytest.mark.usefixtures("figures")
+def test_a_dry_run_says_what_the_command_stores_where_another_cut_is_best(freeze) -> None:
+    told = "note: as it stands, this command stores y; --for-epochs 10 would store nothing"
+    assert told in freeze(f"{NAME}.py", "--dry-run")[1]  # ten epochs of twelve samples do not pay a second
+    for options in (("--for-epochs", "1"), ("--cut", "y"), ("--for-epochs", "1e9")):
+        assert "as it stands" not in freeze(f"{NAME}.py", "--dry-run", *options)[1]
+
+
 def test_a_dry_run_of_a_store_that_is_there_compares_cuts_only_if_it_is_asked_to(freeze) -> None:
     freeze(f"{NAME}.py")
     assert "Store " not in freeze(f"{NAME}.py", "--dry-run")[1]

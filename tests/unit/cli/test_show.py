@@ -80,6 +80,24 @@ def run(folder: Path, capsys, monkeypatch):
     return call
 
 
+def test_parameters_alone_are_told_without_making_the_workload(run, folder: Path) -> None:
+    made = WORK + "\ndef heavy(*, place: str, n: int = 3):\n    raise RuntimeError('it was made')\n"
+    (folder / f"{NAME}.py").write_text(made)
+    code, out, err = run(f"{NAME}.py:heavy", "--parameters")
+    assert (code, err) == (0, "")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "place str required" in lines
+    assert "n int 3" in lines
+    code, out, _ = run(f"{NAME}.py:heavy", "place=here", "n=5", "--parameters", "--json")
+    assert code == 0
+    found = {p["name"]: (p["required"], p["given"]) for p in json.loads(out)["parameters"]}
+    assert found == {"place": (True, "'here'"), "n": (False, "5")}
+    code, _, err = run(f"{NAME}.py:heavy")
+    assert code == 1
+    assert "place: missing; it is required" in err
+    assert "`frostline show TARGET --parameters` lists all" in err
+
+
 def test_the_graph_in_a_terminal(run) -> None:
     code, out, err = run(f"{NAME}.py", "frames=8")
     assert (code, err) == (0, "")
