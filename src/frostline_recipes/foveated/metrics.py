@@ -23,6 +23,8 @@ log = logging.getLogger("frostline")
 
 STUCK, UNIFORM = 0.005, 0.01
 """A ratio that near to 1, or an entropy that near to uniform, is an alarm."""
+NOWHERE = 0.9
+"""A share of attention to tokens that are no patch, as the class token, that is an alarm."""
 CONTROLS = ("random", "shuffled")
 """Of queries. The static query is the third, and the coarse pass itself."""
 HELPED = 1.02
@@ -33,24 +35,27 @@ FEWEST = 20
 """Clips that a verdict rests on: intervals by drawing a handful anew are far too narrow."""
 
 
-def loss(model: nn.Module, batch: Any, *, lambda_coarse: float = 1.0, coarse_only: bool = False) -> Any:
+def loss(model: Any, batch: Any, *, lambda_coarse: float = 1.0, coarse_only: bool = False) -> Any:
     """What a step is trained on, with the figures that show whether the fine pass is worth it."""
     passes = model(batch, mode="coarse" if coarse_only else "train")
     found = losses(passes, lambda_coarse)
     with torch.no_grad():
-        found |= health(passes[-1])
+        found |= health(passes[-1], model.gaze.prefix)
         if "loss_fine" in found:
             ratio = found["loss_coarse"].detach() / found["loss_fine"].detach()
             found |= {"ratio": ratio, "improvement_pct": 100 * (ratio - 1)}
     return found
 
 
-def health(one: Pass) -> dict[str, Tensor]:
+def health(one: Pass, prefix: int = 0) -> dict[str, Tensor]:
     """entropy: of attention, as a share of uniform attention's. correlation: of what a frame's own query and
-    that of another frame extract from it; near 1, it does not matter who asks. query_std."""
+    that of another frame extract from it; near 1, it does not matter who asks. query_std. off_patches: the
+    share of attention that goes to the first `prefix` tokens, which are nowhere in the picture."""
     attention = one.attention.detach().float()
     spread = -(attention * attention.clamp_min(1e-12).log()).sum(-1).mean() / math.log(attention.shape[-1])
     told = {"entropy": spread, "query_std": one.queries.detach().float().std()}
+    if prefix:
+        told["off_patches"] = attention[..., :prefix].sum(-1).mean()
     if one.crossed is not None:
         told["correlation"] = _correlated(one.extracted[: len(one.crossed)], one.crossed)
     return told
@@ -131,7 +136,7 @@ def _one(
     passes = model(batch, mode="coarse" if coarse_only else "evaluate", seen=seen)
     asked = passes[-1].queries[-1:]
     found = {"coarse": passes[0].judged_B}
-    figures = health(passes[-1]) | parts(passes[0], "coarse")
+    figures = health(passes[-1], model.gaze.prefix) | parts(passes[0], "coarse")
     if coarse_only:
         return found, figures, asked
     found["fine"] = passes[-1].judged_B
@@ -266,6 +271,11 @@ def alarms(figures: Mapping[str, float], *, warming: bool = False) -> list[str]:
         found.append(
             f"attention is uniform (entropy {100 * figures['entropy']:.1f} % of its most): "
             "the queries choose nothing"
+        )
+    if figures.get("off_patches", 0.0) > NOWHERE:
+        found.append(
+            f"{100 * figures['off_patches']:.0f} % of the attention goes to tokens that are no patch, as the "
+            "class token: it looks nowhere in the picture"
         )
     return found
 

@@ -179,6 +179,17 @@ def test_a_gain_that_is_lost_frame_by_frame_is_an_alarm(by_frame: float, alarmed
     assert metrics.alarms({**figures, "ratio": 0.9}) == [], "nothing was gained"
 
 
+def test_attention_to_the_class_token_is_no_look_at_the_picture() -> None:
+    attention = torch.zeros(2, 3, 1, 5)
+    attention[..., 0], attention[..., 3] = 0.95, 0.05
+    told = metrics.health(a_pass(attention, torch.randn(2, 3, 16)), prefix=1)
+    assert float(told["off_patches"]) == pytest.approx(0.95)
+    figures = {"ratio": 1.2, "entropy": float(told["entropy"]), "off_patches": float(told["off_patches"])}
+    [alarm] = metrics.alarms(figures)
+    assert alarm.startswith("95 % of the attention goes to tokens that are no patch")
+    assert metrics.alarms({**figures, "off_patches": 0.89}) == []
+
+
 def test_a_gain_over_a_control_must_be_sure_and_not_only_there() -> None:
     """As with another clip's queries, which keep 98 % of it."""
     rng = np.random.default_rng(1)
