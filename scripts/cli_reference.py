@@ -19,7 +19,9 @@ from frostline.cli.main import app
 HEADER = """# Command line
 
 Made by `scripts/cli-reference` from the commands themselves; change the help texts, then run it.
-`FROSTLINE_TRACEBACK=1` shows the traceback behind an `error:` line.
+`FROSTLINE_TRACEBACK=1` shows the traceback behind an `error:` line. Digests of files are kept in
+`FROSTLINE_CACHE` (default: `~/.cache/frostline`), so that weights are not read again to be known again; the
+folder may be deleted at any time.
 """
 
 
