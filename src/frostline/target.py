@@ -59,6 +59,16 @@ class _Offer:
     """To be called as it is."""
 
 
+@dataclass(frozen=True)
+class Described:
+    """A function that makes a workload, and what it can be given."""
+
+    name: str
+    function: Callable[..., Any]
+    parameters: tuple[Parameter, ...]
+    given: Mapping[str, Any]
+
+
 def resolve(
     target: str, overrides: Sequence[str] = (), before: Mapping[str, Any] | None = None, *, meant: str = ""
 ) -> Resolved:
@@ -85,6 +95,13 @@ def resolve(
     if not isinstance(made, Workload):
         raise UsageError(_not_a_workload(target, function, made))
     return Resolved(name, made if made.name else made.named(name), function, parameters, given)
+
+
+def described(target: str, overrides: Sequence[str] = ()) -> Described:
+    """What a TARGET can be given; its workload is not made, and without overrides nothing is missing."""
+    name, function = find(target)
+    given = values_of(function, overrides) if overrides else {}
+    return Described(name, function, parameters_of(function), given)
 
 
 def recipes() -> dict[str, EntryPoint]:

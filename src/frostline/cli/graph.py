@@ -65,10 +65,10 @@ def graph(
     frostline show foveated --parameters
     """
     from frostline.cli.outline import outline, signature
-    from frostline.target import find, resolve
+    from frostline.target import described, resolve
 
     if only_parameters:
-        _parameters_alone(signature(*find(target), overrides or ()), as_json)
+        _parameters_alone(signature(described(target, overrides or ())), as_json)
         return
     found = resolve(target, overrides or ())
     about = outline(found)

@@ -6,31 +6,22 @@ Networks stay unloaded: of an `fl.lazy` only the name of its loader is looked at
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from frostline.parameters import Parameter
     from frostline.pipeline import Pipeline
     from frostline.source import Source
     from frostline.stage import Stage
-    from frostline.target import Resolved
+    from frostline.target import Described, Resolved
     from frostline.workload import Workload
 
 STORES = Path("stores")
 
 
-def signature(name: str, function: Any, overrides: Sequence[str]) -> dict[str, Any]:
-    """What a workload can be made with; it is not made, and what is required may be missing."""
-    from frostline.parameters import parameters_of, values_of
-
-    given = values_of(function, overrides) if overrides else {}
-    return {
-        "name": name,
-        "function": _place(function),
-        "parameters": _parameters(parameters_of(function), given),
-    }
+def signature(found: Described) -> dict[str, Any]:
+    """What a workload can be made with."""
+    return {"name": found.name, "function": _place(found.function), "parameters": _parameters(found)}
 
 
 def outline(found: Resolved) -> dict[str, Any]:
@@ -39,7 +30,7 @@ def outline(found: Resolved) -> dict[str, Any]:
     return {
         "name": work.name,
         "function": _place(found.function),
-        "parameters": _parameters(found.parameters, found.given),
+        "parameters": _parameters(found),
         "pipelines": {name: _pipeline(p, work) for name, p in work.pipelines.items()} if work.data else {},
         **_parts(work),
         "stores": _stores(STORES / str(work.name)),
@@ -51,14 +42,14 @@ def _place(function: Any) -> str:
     return f"{inner.__module__}:{called(inner)}"
 
 
-def _parameters(parameters: Sequence[Parameter], given: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _parameters(found: Described | Resolved) -> list[dict[str, Any]]:
     return [
         {
             "name": p.name, "type": p.type, "required": p.required, "help": p.help,
             "default": None if p.required else repr(p.default),
-            "given": repr(given[p.name]) if p.name in given else None,
+            "given": repr(found.given[p.name]) if p.name in found.given else None,
         }
-        for p in parameters
+        for p in found.parameters
     ]  # fmt: skip
 
 
