@@ -32,14 +32,20 @@ _BINDS = ("exec", "globals", "locals", "vars", "modules", "__getattr__", "*")
 
 
 @dataclass(frozen=True)
-class Resolved:
-    """What a TARGET stands for: the workload, and the function and the values that it was made with."""
+class Described:
+    """A function that makes a workload, what it can be given, and what it is given."""
 
     name: str
-    workload: Workload
     function: Callable[..., Any]
     parameters: tuple[Parameter, ...]
     given: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Resolved(Described):
+    """What a TARGET stands for: the workload as well, made with those values."""
+
+    workload: Workload
 
     @property
     def values(self) -> dict[str, Any]:
@@ -57,16 +63,6 @@ class _Offer:
     """That it returns a Workload."""
     free: bool
     """To be called as it is."""
-
-
-@dataclass(frozen=True)
-class Described:
-    """A function that makes a workload, and what it can be given."""
-
-    name: str
-    function: Callable[..., Any]
-    parameters: tuple[Parameter, ...]
-    given: Mapping[str, Any]
 
 
 def resolve(
@@ -94,7 +90,7 @@ def resolve(
     made = function(**given)
     if not isinstance(made, Workload):
         raise UsageError(_not_a_workload(target, function, made))
-    return Resolved(name, made if made.name else made.named(name), function, parameters, given)
+    return Resolved(name, function, parameters, given, made if made.name else made.named(name))
 
 
 def described(target: str, overrides: Sequence[str] = ()) -> Described:

@@ -42,7 +42,7 @@ def _place(function: Any) -> str:
     return f"{inner.__module__}:{called(inner)}"
 
 
-def _parameters(found: Described | Resolved) -> list[dict[str, Any]]:
+def _parameters(found: Described) -> list[dict[str, Any]]:
     return [
         {
             "name": p.name, "type": p.type, "required": p.required, "help": p.help,

@@ -22,7 +22,8 @@ def planted(device: str) -> list[Plant]:
 
 
 def test_every_script_is_a_plant() -> None:
-    assert sorted(p.script.name for p in PLANTS) == sorted(path.name for path in HERE.glob("scripts/*.py"))
+    scripts = {path.name for path in HERE.glob("scripts/*.py")} - {"step_of.py"}  # a part of two of them
+    assert sorted(p.script.name for p in PLANTS) == sorted(scripts)
 
 
 @pytest.mark.parametrize("plant", planted("cpu"), ids=lambda plant: plant.name)

@@ -11,12 +11,11 @@ import time
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from step_of import Asleep, depth_for, layers
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 PREPARE_S, COMPUTE_S, BATCH, BATCHES = 0.050, 0.020, 64, 400
-PROBED = 5
-"""Layers of a model that is timed first; not as many as the one that is trained."""
 
 
 class Rows(Dataset):
@@ -46,36 +45,6 @@ class Ready:
             yield self.batches[step % len(self.batches)]
 
 
-class Asleep(nn.Module):
-    """Takes as long as the rest of the step should, and needs no core for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(COMPUTE_S)
-        return self.scale * x
-
-
-def layers(width: int, depth: int) -> nn.Sequential:
-    return nn.Sequential(*(part for _ in range(depth) for part in (nn.Linear(width, width), nn.GELU())))
-
-
-def depth_for(width: int, rows: int, seconds: float, device: str) -> int:
-    """As many layers as make a training step of so many seconds here."""
-    probe, x = layers(width, PROBED).to(device), torch.randn(rows, width, device=device)
-    optimizer, took = torch.optim.SGD(probe.parameters(), 1e-3), []
-    for _ in range(24):
-        began = time.perf_counter()
-        probe(x).square().mean().backward()
-        optimizer.step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        took.append((time.perf_counter() - began) / PROBED)
-    return max(round(seconds / sorted(took[8:])[8]), 1)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -91,7 +60,7 @@ def main() -> None:
     width, views = (4096, 16) if cuda else (512, 1)  # views: noisy copies of each row
     depth = args.depth or (0 if args.asleep else depth_for(width, views * BATCH, COMPUTE_S, args.device))
     print(f"depth {depth}", flush=True)
-    model = (Asleep() if args.asleep else layers(width, depth)).to(args.device)
+    model = (Asleep(COMPUTE_S) if args.asleep else layers(width, depth)).to(args.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     x = torch.randn(8 * BATCH, width)
     loader = Ready(x) if args.fast else DataLoader(Rows(x), BATCH, shuffle=True, collate_fn=collate)
