@@ -134,7 +134,7 @@ def test_a_failing_disk_names_the_row(path: Path, monkeypatch: pytest.MonkeyPatc
         return real(fd, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", broken)
-    feed = fl.Feed(fl.Store.open(path), 4, tier="disk", order=fl.Sequential())
+    feed = fl.Feed(fl.Store.open(path, check="open"), 4, tier="disk", order=fl.Sequential())
     with pytest.raises(FeedError, match=r"key 'k\d+' \(field 'x', shard 0\) failed: .*Input/output error"):
         numbers(feed)
     monkeypatch.undo()

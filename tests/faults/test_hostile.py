@@ -14,6 +14,7 @@ import xxhash
 import frostline as fl
 from frostline.errors import StoreError
 from frostline.store.check import check_store
+from frostline.store.container import PAGE
 from frostline.store.gc import collect
 from frostline.store.manifest import seal
 
@@ -164,6 +165,7 @@ def _change_shard(
     header, body = json.loads(data[8 : 8 + length]), bytearray(data[8 + length :])
     change(header, body)
     text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text) + _anchor(header)) % PAGE)  # where a writer would put it
     new = len(text).to_bytes(8, "little") + text + bytes(body)
     place.write_bytes(new)
     column = int(place.parent.name[:3])
@@ -174,6 +176,13 @@ def _change_shard(
         arrays["file_xxh3"][at] = xxhash.xxh3_64_intdigest(new)
 
     faults.change_run(root, 1, index)
+
+
+def _anchor(header: dict[str, Any]) -> int:
+    try:
+        return int(header["values"]["data_offsets"][0])
+    except (KeyError, TypeError, ValueError, IndexError):
+        return 0  # what was changed is just that
 
 
 def _words(name: str, *values: int) -> Callable[[dict[str, Any], bytearray], None]:

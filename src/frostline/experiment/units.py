@@ -19,6 +19,7 @@ from frostline.errors import UsageError
 from frostline.experiment import plain
 from frostline.step import Moment
 from frostline.store.disk import make_folder
+from frostline.store.verification import settle_all
 
 _NAME = 80
 """Letters of a file's name that come from the unit's."""
@@ -73,6 +74,7 @@ class Units:
         began = time.monotonic()
         with self._drawing(unit):
             value = fn()
+        settle_all()  # nothing is kept that was computed from a damaged file
         make_folder(self._folder)
         about = {"unit": unit, "of": depends, "seconds": round(time.monotonic() - began, 3)}
         value = plain.save(self._path(unit), value, about, f"unit {unit!r}")

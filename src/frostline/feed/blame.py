@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from frostline.errors import FeedError, StoreError
 from frostline.store import Table
 from frostline.store.read import Read, Source
 from frostline.store.runs import Array
+from frostline.store.verification import Verification
 
 
 def planned(table: Table, positions: Array, sources: dict[str, Source]) -> Read:
@@ -29,6 +30,15 @@ def _unopened(table: Table, positions: Array, sources: dict[str, Source], error:
         except (StoreError, OSError) as e:
             return FeedError(f"Reading key {table.keys.at(positions[i : i + 1])[0]!r} failed: {e}")
     return FeedError(f"Reading failed, and not when tried again: {error}")
+
+
+def settled(verifications: Iterable[Verification]) -> None:
+    """Wait for the comparison of files with their checksums; FeedError with the first that is damaged."""
+    for verification in verifications:
+        try:
+            verification.settle()
+        except StoreError as error:
+            raise FeedError(f"Rows came from a damaged file: {error}") from error
 
 
 def lengths(table: Table, name: str) -> Array:

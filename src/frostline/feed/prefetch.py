@@ -24,11 +24,13 @@ import torch
 
 from frostline.batch import Batch, Ragged
 from frostline.errors import FeedError, FrostlineError
+from frostline.feed import blame
 from frostline.feed.portion import Planned, Portion
 from frostline.feed.ring import NoRoom, Ring
 from frostline.feed.schedule import Group
 from frostline.feed.tiers import Stopped
 from frostline.store.codecs import DamagedText
+from frostline.store.verification import Verification
 
 _POLL_S = 0.1
 _PATIENCE_S = 1.0  # how long to hope for memory once the consumer waits and has nothing more to give back
@@ -76,6 +78,7 @@ class Prefetch:
         self.wait_s = 0.0
         self.rows = 0
         self._consumer_waits = False
+        self._verifications: set[Verification] = set()
         _open.add(self)
         self._conductor = threading.Thread(target=self._conduct, name="frostline-feed", daemon=True)
         self._conductor.start()
@@ -129,6 +132,7 @@ class Prefetch:
                 self._deliver(under_way.popleft())
             if last is not None:
                 raise last
+            blame.settled(self._verifications)  # an epoch ends well only if its files were whole
             self._put(None)
         except Stopped:
             return
@@ -213,6 +217,7 @@ class Prefetch:
     def _finish(self, work: _UnderWay) -> _Ready:
         for future in work.futures:
             future.result()
+        self._look_at_files(work)
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             parts = {
                 name: portion.finish(work.planned[name], work.group.cuts[name], self._stream)
@@ -223,6 +228,15 @@ class Prefetch:
         batches = deque({name: parts[name][i] for name in parts} for i in range(n))
         sizes = deque(sum(cuts[i + 1] - cuts[i] for cuts in work.group.cuts.values()) for i in range(n))
         return _Ready(batches, sizes, event)
+
+    def _look_at_files(self, work: _UnderWay) -> None:
+        """What is known of the files so far: to wait here would hold the first batch up for all of them."""
+        for planned in work.planned.values():
+            self._verifications |= planned.read.verifications
+        if self._verifications:
+            over = {v for v in self._verifications if v.finished}
+            self._verifications -= over
+            blame.settled(over)
 
     def _put(self, item: Any) -> None:
         """Queue an item; Stopped when the consumer has gone."""

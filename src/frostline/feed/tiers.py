@@ -29,6 +29,7 @@ from frostline.store.column import Check, ColumnReader
 from frostline.store.field import TEXT_LIKE, Part
 from frostline.store.read import follows_pick
 from frostline.store.runs import Array
+from frostline.store.verification import Verification
 
 log = logging.getLogger("frostline")
 
@@ -138,6 +139,7 @@ class _Whole:
     name: str
     offsets: Array | None
     views: dict[str, Array]
+    verification: None = None  # its files were compared when it was loaded
 
     def view(self, part: Part) -> Array:
         return self.views[part.name]
@@ -286,6 +288,7 @@ def _load(
 ) -> None:
     """Read a whole field in blocks; `take(start, stop, {part: bytes})` puts each where it belongs."""
     n, size = len(table), field_bytes(table, name)
+    verifications: set[Verification] = set()
     step = max(1, int(_LOAD_BYTES / max(1, size / max(1, n))))
     began = said = time.monotonic()
     for start in range(0, n, step):
@@ -298,9 +301,11 @@ def _load(
         for task in read.tasks(buffer):
             blame.guarded(table, positions, task)()
         take(start, stop, read.encoded(name, buffer))
+        verifications |= read.verifications
         now = time.monotonic()
         if now - said > 2:
             said = now
             log.info(
                 "Loading %s: %d %%, %.0f s left", name, 100 * stop // n, (now - began) * (n - stop) / stop
             )
+    blame.settled(verifications)

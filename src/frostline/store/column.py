@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import stat
 import threading
 import weakref
 from collections import OrderedDict
@@ -17,11 +18,12 @@ import numpy as np
 
 from frostline.errors import FieldError, StoreCorrupt
 from frostline.store import region
+from frostline.store.disk import reading
 from frostline.store.field import Part
 from frostline.store.manifest import Column
 from frostline.store.pin import Pin
 from frostline.store.runs import Array
-from frostline.store.shard import Shard, open_shard
+from frostline.store.shard import FOLDER, Shard, file_name, open_shard
 from frostline.store.snapshot import Snapshot
 
 # Rows from here on are copied one by one; smaller ones in one go, as a Python step a row would cost more
@@ -34,8 +36,8 @@ _MOST_MAPPINGS = 30_000  # of the 65,530 that Linux gives a process
 
 
 Check = Literal["open", "files", "read"]
-"""What is compared beside structure: nothing, each file's checksum before its first row is read, or the
-checksum of each row whenever it is read."""
+"""What is compared beside structure: nothing, each file's checksum once in this process (in the background,
+from its first use), or the checksum of each row whenever it is read."""
 
 
 def touched(shards: Array) -> Array:
@@ -70,7 +72,7 @@ _alive: weakref.WeakSet[ColumnReader] = weakref.WeakSet()
 class ColumnReader:
     """The rows of one field in one snapshot. Safe to use from many threads and after a fork."""
 
-    def __init__(self, snapshot: Snapshot, column: Column, *, check: Check = "open") -> None:
+    def __init__(self, snapshot: Snapshot, column: Column, *, check: Check = "files") -> None:
         self.snapshot = snapshot
         self.column = column
         self.spec = column.field
@@ -99,12 +101,34 @@ class ColumnReader:
             if isinstance(snapshot.pin, Pin):
                 snapshot.pin.refuse_other()
         if self.check == "files":
-            opened.verify_whole(int(self.table.xxh3[self.table.at(np.array([number]))[0]]))
+            opened.begin_verification()
         with self._lock:
             self._open[number] = opened
             while len(self._open) > self.most_open:
                 self._open.popitem(last=False)  # views keep their mapping alive; the last one closes it
         return opened
+
+    def missing_files(self) -> list[str]:
+        """The files of this field that are not there, or not of the size that the index says."""
+        folder = self.snapshot.root / FOLDER / self.column.folder
+        names = (self.table.shard.tolist(), self.table.commit.tolist(), self.table.bytes.tolist())
+        problems = []
+        for shard, commit, size in zip(*names, strict=True):
+            path = f"{folder}/{file_name(shard, commit)}"
+            place = f"{FOLDER}/{self.column.folder}/{file_name(shard, commit)}"
+            try:
+                found = os.lstat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                problems.append(f"{place} is missing")
+                continue
+            except OSError as e:
+                problems.append(f"{place} cannot be read ({e.strerror})")
+                continue
+            if not stat.S_ISREG(found.st_mode):
+                problems.append(f"{place} is a link, or no file")
+            elif found.st_size != size:
+                problems.append(f"{place} has {found.st_size:,} bytes instead of {size:,}")
+        return problems
 
     @property
     def most_open(self) -> int:
@@ -307,7 +331,8 @@ def _pread(source: Shard, part: Part, place: int, out: Array) -> None:
 
 def _read_exactly(source: Shard, views: list[memoryview], offset: int) -> None:
     while views:
-        got = os.preadv(source.fd, views, offset)
+        with reading(source.name):
+            got = os.preadv(source.fd, views, offset)
         if not got:
             left = sum(view.nbytes for view in views)
             raise StoreCorrupt(

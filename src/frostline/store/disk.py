@@ -127,6 +127,18 @@ def explained(path: Path, size: int) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def reading(name: str | Path) -> Iterator[None]:
+    """What the system says when a file cannot be read (EIO, no permission, …) as a StoreError."""
+    try:
+        yield
+    except OSError as e:
+        raise StoreError(
+            f"Cannot read {name}: {e.strerror or e}. Check the disk, the permissions and the limits of this "
+            f"process, then try again."
+        ) from e
+
+
 def open_inside(root: Path, *parts: str) -> int:
     """A read-only descriptor of the regular file root/parts…; refuses links and anything outside `root`."""
     flags = os.O_RDONLY | os.O_CLOEXEC
@@ -134,6 +146,8 @@ def open_inside(root: Path, *parts: str) -> int:
         fd = os.open(root, flags | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError) as e:
         raise StoreError(f"There is no store at {root} any more: it was moved or deleted.") from e
+    except OSError as e:
+        raise StoreError(f"Cannot open {root}: {e.strerror}.") from e
     try:
         for part in parts[:-1]:
             _refuse_odd_name(root, part)
@@ -156,7 +170,7 @@ def open_inside(root: Path, *parts: str) -> int:
                 f"{root}: {place} is missing. Restore it from a copy, or run `frostline store check {root}` "
                 f"to see all that is damaged."
             ) from e
-        raise
+        raise StoreError(f"Cannot open {root}/{place}: {e.strerror}.") from e
     finally:
         os.close(fd)
     if not stat.S_ISREG(os.fstat(found).st_mode):
@@ -188,11 +202,9 @@ def read_inside(root: Path, *parts: str, limit: int) -> bytes:
                 f"{root}: {'/'.join(parts)} has {size:,} bytes; at most {limit:,} are expected."
             )
         data = b""
-        while len(data) < size:
-            piece = os.read(fd, size - len(data))
-            if not piece:
-                break
-            data += piece
+        with reading(f"{root}/{'/'.join(parts)}"):
+            while len(data) < size and (piece := os.read(fd, size - len(data))):
+                data += piece
         return data
     finally:
         os.close(fd)
@@ -216,10 +228,11 @@ def digest_inside(root: Path, *parts: str, step: Callable[[int], None] | None = 
     fd = open_inside(root, *parts)
     digest = xxhash.xxh3_64()
     try:
-        while piece := os.read(fd, _STEP):
-            digest.update(piece)
-            if step:
-                step(len(piece))
+        with reading(f"{root}/{'/'.join(parts)}"):
+            while piece := os.read(fd, _STEP):
+                digest.update(piece)
+                if step:
+                    step(len(piece))
     finally:
         os.close(fd)
     return f"{digest.intdigest():016x}"

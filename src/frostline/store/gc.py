@@ -158,6 +158,7 @@ def _compact(session: Session, rewrites: Rewrites) -> int:
     snapshot = session.snapshot
     if not _is_stale(snapshot, rewrites):
         return 0
+    check_index(snapshot)  # before its tombstones decide what goes
     entries: list[FileEntry] = []
     dropped: set[tuple[int, int]] = set()
     columns = []
@@ -175,7 +176,6 @@ def _compact(session: Session, rewrites: Rewrites) -> int:
             **file_table(entries),
         }
     )
-    check_index(snapshot)
     run = merge([*snapshot.runs, fresh], keep_columns={c.number for c in snapshot.commit.columns})
     run = _without(run, dropped)
     run.arrays["tombstones"] = empty
@@ -200,6 +200,7 @@ def _rewrite(
     entries, size, rows = [], 0, 0
     for shard in sorted(shards):
         opened = open_shard(session.root, column, table, shard, session.rows_per_shard)
+        opened.verify_whole()  # a damaged or misplaced file must not get a fresh checksum
         live = session.snapshot.live_rows(shard) - shard * session.rows_per_shard
         places = np.flatnonzero(np.isin(opened.rows, live))
         size -= int(table.bytes[table.at(np.array([shard]))[0]])
@@ -207,8 +208,6 @@ def _rewrite(
         if not len(places):
             dropped.add((column.number, shard))
             continue
-        for place in places:
-            opened.verify(int(place))  # damage must not get a fresh checksum
         parts: dict[str, list[Array]] = {}
         lengths: list[int] = []
         for part in column.field.parts:

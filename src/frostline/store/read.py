@@ -25,6 +25,7 @@ from frostline.store.container import itemsize
 from frostline.store.field import TEXT_LIKE, Field, Part
 from frostline.store.runs import Array
 from frostline.store.shard import Shard
+from frostline.store.verification import Verification
 
 _ALIGN = 64
 _TASK_BYTES = 1 << 20
@@ -98,6 +99,8 @@ class Read:
         self._pieces: dict[str, list[_Piece]] = {}
         self._offsets: dict[str, tuple[Array, int]] = {}
         self._end = 0
+        self.verifications: set[Verification] = set()
+        """Of the files that are read from, where they are under way."""
         texts = {name: s for name, s in sources.items() if s.reader.spec.dtype in TEXT_LIKE}
         for name, source in sources.items():
             if name not in texts:
@@ -112,7 +115,10 @@ class Read:
         shards, places = reader.locate(source.rows)
         for shard in touched(shards):
             # opening checks claimed sizes against the file, before a buffer is sized by them
-            _refuse_cut(reader.shard(int(shard)))
+            opened = reader.shard(int(shard))
+            _refuse_cut(opened)
+            if opened.verification is not None:
+                self.verifications.add(opened.verification)
         starts = None
         if spec.ragged and source.chosen is None:
             starts = np.zeros(self.n_rows + 1, np.int64)
@@ -287,4 +293,6 @@ def read_now(sources: dict[str, Source], n_rows: int, *, pinned: bool = False) -
     buffer = base.numpy()
     for task in read.tasks(buffer):
         task()
+    for verification in read.verifications:
+        verification.settle()
     return read.finish(base, buffer)

@@ -43,11 +43,11 @@ class Store(Table):
     [[4.0, 5.0, 6.0], [1.0, 2.0, 3.0]]
     """
 
-    def __init__(self, path: PathLike, *, check: Check = "open", commit: int | None = None) -> None:
+    def __init__(self, path: PathLike, *, check: Check = "files", commit: int | None = None) -> None:
         if check not in get_args(Check):
             raise UsageError(
-                f"Store.open(check={check!r}): expected 'open' (structure, when opened), 'files' (each "
-                f"file's checksum too, before its first row is read) or 'read' (each row's, when read)."
+                f"Store.open(check={check!r}): expected 'files' (each file's checksum, once in a process), "
+                f"'read' (each row's, whenever it is read) or 'open' (sizes and structure only)."
             )
         self.path = _local(path)
         self._check = check
@@ -55,14 +55,18 @@ class Store(Table):
         super().__init__([member])
         self._snapshot = member.snapshot
         if check != "open":
-            check_index(self._snapshot)
+            check_index(self._snapshot, order=check == "read")
+            member.require_files()
 
     @staticmethod
-    def open(path: PathLike, *, check: Check = "open") -> Store:
+    def open(path: PathLike, *, check: Check = "files") -> Store:
         """The newest commit.
 
-        check="read" compares every row with its checksum whenever it is read; "files" every file with its
-        own once, before its first row is read, which costs less where all rows are read.
+        check="files": that every file is there with its size, when the store is opened; each file's checksum
+        once in this process, in the background from its first use on. `rows` waits for the outcome, a feed
+        says it at once when a file is damaged and at the end of an epoch at the latest. "read": each row's
+        checksum whenever it is read. "open": only what is needed to read safely, for stores known to be
+        damaged.
         """
         return Store(path, check=check)
 

@@ -20,8 +20,8 @@ import numpy as np
 import xxhash
 
 from frostline.errors import StoreCorrupt
-from frostline.store.container import DTYPES, Entry, Tensors, header, numpy_dtype, parse
-from frostline.store.disk import open_inside
+from frostline.store.container import DTYPES, Entry, Tensors, header, itemsize, numpy_dtype, parse
+from frostline.store.disk import open_inside, reading
 from frostline.store.manifest import RunRef
 
 FOLDER = "runs"
@@ -54,11 +54,31 @@ def key_hash(key: bytes) -> int:
     return xxhash.xxh3_64_intdigest(key)
 
 
+class File:
+    """An open file, by which a mapping can be asked whether it still has its bytes."""
+
+    def __init__(self, fd: int, name: str, size: int) -> None:
+        self._fd, self._name, self._size = fd, name, size
+
+    def refuse_cut(self) -> None:
+        if os.fstat(self._fd).st_size < self._size:
+            raise StoreCorrupt(f"{self._name}: the file was cut short while it was open.")
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
 @dataclass
 class Run:
     """The arrays of one run, in memory or mapped from its file."""
 
     arrays: dict[str, Array]
+    file: File | None = None
+
+    def refuse_cut(self) -> None:
+        """StoreCorrupt where the mapped file is shorter than it was: reading past its end is a SIGBUS."""
+        if self.file is not None:
+            self.file.refuse_cut()
 
     def __getattr__(self, name: str) -> Array:
         try:
@@ -215,13 +235,16 @@ def open_run(root: Path, ref: RunRef) -> Run:
             raise StoreCorrupt(
                 f"{name} has {size:,} bytes, its commit says {ref.bytes:,}; the file is cut short or damaged."
             )
-        entries = parse(fd, name)
-        data = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-    finally:
+        with reading(name):
+            entries = parse(fd, name)
+            data = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+    except BaseException:
         os.close(fd)
+        raise
+    file = File(fd, name, size)
     if set(entries) != set(_LAYOUT):
         raise StoreCorrupt(f"{name}: expected the tensors {sorted(_LAYOUT)}, found {sorted(entries)}.")
-    run = Run({key: _mapped(data, entries[key], dtype, name, key) for key, dtype in _LAYOUT.items()})
+    run = Run({key: _mapped(data, entries[key], dtype, name, key) for key, dtype in _LAYOUT.items()}, file)
     _check_run(run, ref, name)
     return run
 
@@ -231,6 +254,8 @@ def _mapped(data: mmap.mmap, entry: Entry, dtype: str, name: str, key: str) -> A
         raise StoreCorrupt(
             f"{name}: {key} is {entry.dtype} {list(entry.shape)}, expected one dimension of {dtype}."
         )
+    if entry.start % itemsize(dtype):
+        raise StoreCorrupt(f"{name}: {key!r} does not start where its type can be read.")
     return np.frombuffer(data, np.dtype(DTYPES[dtype][2]), entry.shape[0], entry.start)
 
 

@@ -17,12 +17,13 @@ import numpy as np
 import xxhash
 
 from frostline.errors import StoreCorrupt
-from frostline.store.container import DTYPES, Entry, header, parse
-from frostline.store.disk import open_inside, write_whole
+from frostline.store.container import DTYPES, PAGE, Entry, header, itemsize, parse
+from frostline.store.disk import open_inside, reading, write_whole
 from frostline.store.field import Field, Part
 from frostline.store.manifest import Column
 from frostline.store.runs import Array
 from frostline.store.snapshot import FileTable
+from frostline.store.verification import Verification, begin
 
 FOLDER = "data"
 _MAX_ITEMS = 1 << 48
@@ -93,12 +94,29 @@ class Shard:
     entries: dict[str, Entry]
     map: mmap.mmap
     fd: int
-    rows: Array
+    want: int
     offsets: Array | None
     _views: dict[str, Array]
+    _sparse: Array | None
+    verification: Verification | None = None
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.entries["rows"].shape[0]
+
+    @property
+    def rows(self) -> Array:
+        """Places in the range, ascending."""
+        return np.arange(len(self)) if self._sparse is None else self._sparse
+
+    def begin_verification(self) -> None:
+        """Have the file compared with its checksum in the background, unless it was before."""
+        self.verification = begin(self.fd, self.name, self.want)
+
+    def verify_whole(self) -> None:
+        """Compare the file with its checksum now, unless it was before."""
+        self.verification = self.verification or begin(self.fd, self.name, self.want)
+        if self.verification is not None:
+            self.verification.settle()
 
     def view(self, part: Part) -> Array:
         """A part's bytes as [rows or items, width]."""
@@ -129,14 +147,6 @@ class Shard:
                 f"writer.replace."
             )
 
-    def verify_whole(self, want: int) -> None:
-        """Compare the file with its checksum."""
-        if xxhash.xxh3_64_intdigest(self.map) != want:
-            raise StoreCorrupt(
-                f"{self.name} does not have its checksum; its bytes changed after writing. `frostline store "
-                f"check` lists all that is damaged; write those keys again with writer.replace."
-            )
-
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
@@ -152,12 +162,15 @@ def open_shard(root: Path, column: Column, table: FileTable, shard: int, rows_pe
     name = f"{root}/{FOLDER}/{column.folder}/{file}"
     fd = open_inside(root, FOLDER, column.folder, file)
     try:
-        entries = _checked_entries(fd, name, column.field, n, size)
-        data = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-        rows = _plain(data, entries["rows"])
-        offsets = _plain(data, entries["offsets"]) if "offsets" in entries else None
+        with reading(name):
+            entries = _checked_entries(fd, name, column.field, n, size)
+            data = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+            # read, not mapped: a file that is cut short later would end the process where they are used
+            rows = _read(fd, name, entries["rows"])
+            offsets = _read(fd, name, entries["offsets"]) if "offsets" in entries else None
         problem = _disorder(rows, offsets, entries["values"].shape[0], rows_per_shard)
-        if not problem and bool(table.dense[at]) != (int(rows[-1]) == n - 1):
+        dense = bool(table.dense[at])
+        if not problem and dense != (int(rows[-1]) == n - 1):
             problem = "the index is wrong about which rows it holds"
         if problem:
             raise StoreCorrupt(f"{name}: {problem}.")
@@ -165,7 +178,8 @@ def open_shard(root: Path, column: Column, table: FileTable, shard: int, rows_pe
     except BaseException:
         os.close(fd)
         raise
-    return Shard(name, column.field, entries, data, fd, rows, offsets, views)
+    sparse = None if dense else rows
+    return Shard(name, column.field, entries, data, fd, int(table.xxh3[at]), offsets, views, sparse)
 
 
 def _checked_entries(fd: int, name: str, spec: Field, n: int, size: int) -> dict[str, Entry]:
@@ -182,6 +196,9 @@ def _checked_entries(fd: int, name: str, spec: Field, n: int, size: int) -> dict
         raise StoreCorrupt(f"{name}: holds {got}, the store's index says {want}.")
     if items > _MAX_ITEMS:  # only items without bytes can claim this many
         raise StoreCorrupt(f"{name}: claims {items:,} items; a file holds at most {_MAX_ITEMS:,}.")
+    odd = [key for key, entry in entries.items() if entry.start % itemsize(entry.dtype)]
+    if odd or entries["values"].start % PAGE:
+        raise StoreCorrupt(f"{name}: {(odd or ['values'])[0]!r} does not start where its type can be read.")
     return entries
 
 
@@ -195,8 +212,11 @@ def _disorder(rows: Array, offsets: Array | None, items: int, rows_per_shard: in
     return None
 
 
-def _plain(data: mmap.mmap, entry: Entry) -> Array:
-    return np.frombuffer(data, np.dtype(DTYPES[entry.dtype][2]), entry.shape[0], entry.start)
+def _read(fd: int, name: str, entry: Entry) -> Array:
+    data = os.pread(fd, entry.stop - entry.start, entry.start)
+    if len(data) < entry.stop - entry.start:
+        raise StoreCorrupt(f"{name}: the file was cut short while it was being opened.")
+    return np.frombuffer(data, np.dtype(DTYPES[entry.dtype][2]))
 
 
 def _lines(data: mmap.mmap, entry: Entry, part: Part) -> Array:

@@ -83,6 +83,10 @@ class Snapshot:
         found: Array = places[run.rows[places] == here]
         return found
 
+    def _refuse_cut(self) -> None:
+        for run in self.runs:
+            run.refuse_cut()
+
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
@@ -90,6 +94,7 @@ class Snapshot:
 
     def _spans(self, positions: Array) -> Iterator[tuple[Run, Any, Array]]:
         """(run, which of `positions`, their places in the run) for each run that is touched."""
+        self._refuse_cut()
         owner = np.searchsorted(self._ends, positions, side="right")
         for i in np.flatnonzero(np.bincount(owner)) if len(owner) else ():
             mine = slice(None) if len(self.runs) == 1 else np.flatnonzero(owner == i)
@@ -130,6 +135,7 @@ class Snapshot:
         return np.concatenate([np.empty(0, np.uint64), *self.hashes_by_run()])
 
     def hashes_by_run(self) -> Iterator[Array]:
+        self._refuse_cut()
         for run, dead in zip(self.runs, self._dead_places, strict=True):
             by_place = np.empty(len(run), np.uint64)
             by_place[run.hash_order] = run.hashes
@@ -137,6 +143,7 @@ class Snapshot:
 
     def positions_of_rows(self, rows: Array) -> Array:
         """Positions of live rows (ascending runs make this a search)."""
+        self._refuse_cut()
         out = np.full(len(rows), -1, np.int64)
         for i, run in enumerate(self.runs):
             if not len(run):
@@ -149,6 +156,7 @@ class Snapshot:
 
     def find(self, key: str) -> int:
         """The live row called `key`, or −1."""
+        self._refuse_cut()
         data = _encoded(key)
         if data is None:
             return -1
@@ -162,6 +170,7 @@ class Snapshot:
     def may_have(self, keys: Sequence[str]) -> list[bool]:
         """For each key, whether `find` has to be asked: no other is there. Also said of keys that are not
         valid Unicode, which nobody can look up."""
+        self._refuse_cut()
         data = [_encoded(key) for key in keys]
         hashed = np.fromiter((0 if d is None else key_hash(d) for d in data), np.uint64, len(data))
         found = np.fromiter((d is None for d in data), np.bool_, len(data))
@@ -175,6 +184,7 @@ class Snapshot:
 
     def live_rows(self, shard: int) -> Array:
         """Live rows of one shard, ascending."""
+        self._refuse_cut()
         first, last = shard * self.rows_per_shard, (shard + 1) * self.rows_per_shard
         parts = [
             run.rows[np.searchsorted(run.rows, first) : np.searchsorted(run.rows, last)] for run in self.runs
@@ -186,6 +196,7 @@ class Snapshot:
 
     def files(self, column: Column, *, runs: Sequence[Run] | None = None) -> FileTable:
         """The column's files, in all runs or in those given."""
+        self._refuse_cut()
         runs = self.runs if runs is None else runs
         mine = [np.flatnonzero(run.file_column == column.number) for run in runs]
         names = ("shard", "rows", "dense", "bytes", "xxh3", "commit")
@@ -219,6 +230,7 @@ class Snapshot:
 
     def quarantine(self) -> list[dict[str, Any]]:
         """Inputs that failed and have not succeeded since, oldest first."""
+        self._refuse_cut()
         name = f"{self.root}: commit {self.commit.number}"
         lines = (line for run in self.runs for line in quarantine.parse(run.quarantine.tobytes(), name))
         entries = list(quarantine.standing(lines).values())

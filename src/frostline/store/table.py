@@ -14,7 +14,7 @@ import xxhash
 from torch import Tensor
 
 from frostline.batch import Batch, Ragged
-from frostline.errors import FieldError, KeyMissing, UsageError
+from frostline.errors import FieldError, KeyMissing, StoreCorrupt, UsageError
 from frostline.store.column import Check, ColumnReader
 from frostline.store.field import TEXT_LIKE, Field
 from frostline.store.manifest import load_manifest
@@ -48,6 +48,18 @@ class Member:
             self.snapshot, self.readers, positions if self.positions is None else self.positions[positions]
         )
 
+    def require_files(self) -> None:
+        """StoreCorrupt unless every file that the snapshot names for these fields is there, with its size."""
+        lost = [problem for reader in self.readers.values() for problem in reader.missing_files()]
+        if lost:
+            more = f" (and {len(lost) - 3:,} more)" if len(lost) > 3 else ""
+            root = self.snapshot.root
+            raise StoreCorrupt(
+                f"{root} is damaged: {'; '.join(lost[:3])}{more}. Restore the files from a copy. "
+                f"`frostline store check {root}` lists all damage; with check='open' the rows of the "
+                f"other files can be read."
+            )
+
     def place_of(self, position: int) -> int:
         """Where a position of the snapshot stands among these; −1 where it does not."""
         order, ascending = self._sorted
@@ -62,7 +74,7 @@ class Member:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a worker process opens the same commit anew; open files do not travel
-        check = next((reader.check for reader in self.readers.values()), "open")
+        check = next((reader.check for reader in self.readers.values()), "files")
         number = self.snapshot.commit.number
         return (open_member, (self.snapshot.root, number, list(self.readers), check, self.positions))
 
@@ -71,7 +83,7 @@ def open_member(
     root: Path,
     commit: int | None = None,
     names: Sequence[str] | None = None,
-    check: Check = "open",
+    check: Check = "files",
     positions: Array | None = None,
 ) -> Member:
     """The fields called `names` (None: all) of a commit (None: the newest)."""

@@ -16,6 +16,7 @@ from frostline.errors import UsageError
 from frostline.ranks import Alone
 from frostline.rewind import Buffers, Extra, Moment
 from frostline.step import Step
+from frostline.store.verification import settle_all
 from frostline.supply import Supply
 from frostline.workload import Workload
 
@@ -58,6 +59,7 @@ def evaluate(workload: Workload, step: Step, supply: Supply, *, at: int = 0) -> 
                 # how long it was trained: what is odd later is usual at first
                 more = {"step": at} if _takes(workload.evaluate, "step") else {}
                 found = workload.evaluate(step.model, supply, **more)
+    settle_all()  # no figure is given that comes from a damaged file
     if not isinstance(found, Mapping) or not found:
         raise UsageError(f"evaluate(model, feed) returned {found!r:.80}; expected {{name: number}}.")
     metric = workload.metric

@@ -21,6 +21,7 @@ from frostline.batch import Batch
 from frostline.errors import TrainStopped
 from frostline.rewind import Moment
 from frostline.step import Step
+from frostline.store.verification import settle_all
 from frostline.supply import Supply
 from frostline.trainer import moment
 from frostline.trainer.checkpoint import Checkpoints, Loaded, load
@@ -167,6 +168,7 @@ class Loop:
 
     def _save(self, *, best: bool = False, label: str | None = None) -> None:
         began = time.monotonic()
+        settle_all()  # nothing is kept that was learned from a damaged file
         groups, state = moment.take(self.step, self.p.ranks)
         state |= {
             "supply": self.p.supply.state_dict(), "best": self.best, "metric": self._metric,

@@ -499,7 +499,7 @@ def test_a_text_that_does_not_decode_is_an_error_with_its_key(tmp_path: Path) ->
     file = next((tmp_path / "s" / "data").glob("*/*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
     got: list[str] = []
-    batches = iter(fl.Feed(fl.Store.open(tmp_path / "s"), 2, order=fl.Sequential()))
+    batches = iter(fl.Feed(fl.Store.open(tmp_path / "s", check="open"), 2, order=fl.Sequential()))
     for _ in range(9):
         got += next(batches)["t"]
     with pytest.raises(FeedError, match="Key 'k19', field 't', shard 0"):

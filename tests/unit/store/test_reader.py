@@ -116,7 +116,7 @@ def test_paths(tmp_path: Path, store: Path) -> None:
 
 
 def test_check_levels(store: Path) -> None:
-    with pytest.raises(UsageError, match="expected 'open'"):
+    with pytest.raises(UsageError, match="expected 'files'"):
         fl.Store.open(store, check="never")  # type: ignore[arg-type]
     run = max((store / "runs").iterdir())
     data = bytearray(run.read_bytes())
